@@ -1,0 +1,57 @@
+"""ModelWorkerBatch down, BatchResult up: the only values that core and runner share. PURE.
+
+Positions count from 0 over prompt and answer. The slot of position p in row r is
+`page_table[r][p // page_size] * page_size + p % page_size`; page 0 is padding. The runner keeps its
+own copy of the page table and of each row's sampler state, and learns of changes from here alone.
+"""
+
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+
+from ..wire.sampling import SamplingParams
+
+
+class ForwardMode(Enum):
+    DECODE = "decode"  # every row computes one token
+    EXTEND = "extend"  # rows compute prompt pieces
+    MIXED = "mixed"
+
+
+@dataclass(slots=True, frozen=True)
+class RowOpen:
+    """A request takes a row: the sampler's state starts from these ids, also after a retraction."""
+
+    row: int
+    sampling: SamplingParams  # seed is set, max_new_tokens resolved
+    prompt_ids: array[int]
+    output_ids: array[int]  # generated before a retraction; usually empty
+    banned_ids: tuple[int, ...]  # ids that may not be sampled before min_new_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class ModelWorkerBatch:
+    """One step. Columns run over the rows of the batch, decodes first.
+
+    `input_ids` concatenates the new tokens of all rows: `extend_lens[i]` of them at positions
+    `prefix_lens[i] ...`. `samples[i]` says whether row i yields a token (all but inner chunks).
+    `new_pages` holds (row, index in its page table, page) for every page newly given to a row.
+    """
+
+    step: int
+    mode: ForwardMode
+    rows: list[int]
+    prefix_lens: list[int]
+    extend_lens: list[int]
+    samples: list[bool]
+    input_ids: array[int]
+    new_pages: list[tuple[int, int, int]]
+    opened: list[RowOpen]
+
+
+@dataclass(slots=True, frozen=True)
+class BatchResult:
+    """`next_ids[k]` belongs to the k-th sampling row of the batch, in batch order."""
+
+    step: int
+    next_ids: list[int]

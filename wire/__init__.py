@@ -1,0 +1,1 @@
+"""The contract between the processes, and with clients of the socket door."""

@@ -1,0 +1,136 @@
+"""The sockets between the processes of one server: PUSH to one PULL mailbox each, over ipc.
+
+The only file that knows pyzmq's options. A mailbox is bound by its reader and written by any number
+of peers; frames are typed, bounded in size, and dropped with a count when they do not decode. Sends
+never block: what may pile up is bounded at the front's doors, not here.
+"""
+
+import logging
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from . import codec
+
+M = TypeVar("M")
+MAX_FRAME_BYTES = 64 << 20
+LINGER_MS = 1000  # time for the last words of a process that ends
+IPC_PATH_LIMIT = 107  # bytes; the platform's limit for a socket path
+
+log = logging.getLogger(__name__)
+
+
+class AddressTooLong(ValueError):
+    """An ipc path above the platform's limit; the message says what to change."""
+
+
+def check_ipc_path(address: str) -> None:
+    path = address.removeprefix("ipc://")
+    if len(path.encode()) > IPC_PATH_LIMIT:
+        raise AddressTooLong(
+            f"socket path {path!r} has {len(path.encode())} bytes; the platform allows "
+            f"{IPC_PATH_LIMIT}. Set TMPDIR to a shorter directory."
+        )
+
+
+def _options(socket: "zmq.Socket[Any]") -> None:
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+
+
+class _Decoding(Generic[M]):
+    """Typed decoding that survives any bytes."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[M]") -> None:
+        self._decoder = decoder
+        self.malformed = 0
+
+    def decode(self, frames: list[bytes]) -> list[M]:
+        messages = []
+        for frame in frames:
+            try:
+                messages.append(self._decoder.decode(frame))
+            except (msgspec.DecodeError, RecursionError) as error:
+                self.malformed += 1
+                log.warning("dropped a malformed frame of %d bytes: %s", len(frame), error)
+        return messages
+
+
+class Outbox:
+    """Writes to one peer's mailbox; the peer may come later."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        check_ipc_path(address)
+        self._socket = context.socket(zmq.PUSH)
+        _options(self._socket)
+        self._socket.connect(address)
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._socket.send(codec.encode(message), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Mailbox(Generic[M]):
+    """A process's own mailbox, read by a synchronous loop."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        decoder: "msgspec.msgpack.Decoder[M]",
+    ) -> None:
+        check_ipc_path(address)
+        self._socket = context.socket(zmq.PULL)
+        _options(self._socket)
+        self._socket.bind(address)
+        self._decoding = _Decoding(decoder)
+
+    def receive(self, timeout_ms: int | None = 0) -> list[M]:
+        """All messages that are there; waits `timeout_ms` (None: for ever) for a first one."""
+        if timeout_ms != 0 and not self._socket.poll(timeout_ms):
+            return []
+        return self._decoding.decode(_drain(self._socket))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class AsyncMailbox(Generic[M]):
+    """A process's own mailbox, read by an asyncio loop."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        decoder: "msgspec.msgpack.Decoder[M]",
+    ) -> None:
+        check_ipc_path(address)
+        self._socket = context.socket(zmq.PULL)
+        _options(self._socket)
+        self._socket.bind(address)
+        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._decoding = _Decoding(decoder)
+
+    async def receive(self) -> list[M]:
+        """Wait for a first message, then take all that are there."""
+        first = await self._socket.recv_multipart()
+        return self._decoding.decode([b"".join(first), *_drain(self._plain)])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _drain(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    frames: list[bytes] = []
+    while True:
+        try:
+            parts = socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return frames
+        frames.append(b"".join(parts))

@@ -1,0 +1,186 @@
+"""ServerConfig and the slice of it that each process gets. The flags are derived from these fields.
+
+PURE: msgspec only. Built once by the launcher, never written after; a child receives its slice as
+JSON on standard input. Metadata of a field: `description` is its help text, `extra["aliases"]`
+other spellings of its flag.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[
+        str | None,
+        Meta(
+            description="directory in Hugging Face layout, .gguf file or hub name; "
+            "default: the embedded SmolLM2-135M-Instruct",
+            extra={"aliases": ["--model-path"]},
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None, Meta(description="name in /v1/models and answers; default: from the model")
+    ] = None
+    revision: Annotated[str | None, Meta(description="branch, tag or commit of a hub model")] = None
+    context_length: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(
+            description="longest prompt plus answer in tokens; default: the model's own limit",
+            extra={"aliases": ["--max-model-len"]},
+        ),
+    ] = None
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        Meta(description="dummy: random weights from the config alone"),
+    ] = "auto"
+
+
+class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    host: Annotated[str, Meta(description="address that HTTP listens on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port of HTTP; 0 takes a free one")] = (
+        30000
+    )
+    socket: Annotated[
+        str | None,
+        Meta(
+            description="address of the socket door, e.g. tcp://127.0.0.1:31000; "
+            "default: an ipc path that clients find from the port"
+        ),
+    ] = None
+    max_queued_requests: Annotated[
+        int, Meta(ge=1, description="requests in flight at the front before it answers 503")
+    ] = 1024
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="larger HTTP bodies get 413")] = (
+        4 << 20
+    )
+
+
+class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    max_running_requests: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="requests computed at the same time",
+            extra={"aliases": ["--max-num-seqs"]},
+        ),
+    ] = 64
+    max_prefill_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="token budget of one step",
+            extra={"aliases": ["--max-num-batched-tokens"]},
+        ),
+    ] = 4096
+    chunked_prefill_size: Annotated[
+        int, Meta(ge=0, description="longest prompt piece computed in one step; 0: never cut")
+    ] = 512
+    page_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="tokens in a KV page",
+            extra={"aliases": ["--block-size"]},
+        ),
+    ] = 16
+    schedule_conservativeness: Annotated[
+        float, Meta(gt=0.0, description="above 1: fewer admissions and fewer retractions")
+    ] = 1.0
+    disable_radix_cache: Annotated[bool, Meta(description="no prefix reuse between requests")] = (
+        False
+    )
+
+
+class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    device: Annotated[Literal["auto", "cpu"], Meta(description="where the model runs")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="arithmetic and KV type; auto: float32 on a CPU"),
+    ] = "auto"
+    kv_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="KV pool capacity in tokens; default: from free memory",
+            extra={"aliases": ["--max-total-tokens"]},
+        ),
+    ] = None
+    mem_fraction: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            lt=1.0,
+            description="share of the memory left after the weights that the KV pool may take",
+            extra={"aliases": ["--mem-fraction-static", "--gpu-memory-utilization"]},
+        ),
+    ] = 0.5
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="threads of the model; default: one per core"),
+    ] = None
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe line shown")
+    ] = "info"
+    start_timeout: Annotated[
+        float, Meta(gt=0.0, description="seconds until every process must be ready")
+    ] = 600.0
+    drain_timeout: Annotated[
+        float, Meta(ge=0.0, description="seconds that running requests get after SIGTERM")
+    ] = 30.0
+
+
+class Links(msgspec.Struct, frozen=True):
+    """Where the processes of one server meet: ipc sockets in its own 0700 directory."""
+
+    run_dir: str
+
+    @property
+    def launcher(self) -> str:
+        return f"ipc://{self.run_dir}/launcher.sock"
+
+    @property
+    def scheduler(self) -> str:
+        return f"ipc://{self.run_dir}/scheduler.sock"
+
+    @property
+    def detokenizer(self) -> str:
+        return f"ipc://{self.run_dir}/detokenizer.sock"
+
+    @property
+    def front(self) -> str:
+        return f"ipc://{self.run_dir}/front.sock"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig = ModelConfig()
+    doors: DoorConfig = DoorConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig  # `model` is a local path by now
+    doors: DoorConfig
+    log_level: str
+    links: Links
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig
+    scheduling: SchedulingConfig
+    execution: ExecutionConfig
+    log_level: str
+    links: Links
+
+
+class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig
+    log_level: str
+    links: Links

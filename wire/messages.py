@@ -1,0 +1,252 @@
+"""Every struct that crosses a process border, one tagged union per link. PURE: msgspec only.
+
+    front --ToScheduler--> scheduler --ToDetokenizer--> detokenizer --ToFront--> front
+    detokenizer --ToScheduler--> scheduler          (a stop string was found)
+    children --ToLauncher--> launcher               (ready, failed)
+    client <--FromClient / ToClient--> front        (the socket door; msgpack or JSON)
+
+All answers of the scheduler travel through the detokenizer, control replies too, so the front sees
+them in the order in which they were said. Internal structs are arrays on the wire and may only grow
+at the end; client structs are maps that refuse unknown keys.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from .sampling import SamplingParams
+
+
+class _Internal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class _Value(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+# ------------------------------------------------------------------ what messages carry
+
+
+class Finish(_Value, frozen=True):
+    """Why a request ended. Anything but stop and length carries a message and an HTTP status."""
+
+    reason: Literal["stop", "length", "abort", "error"]
+    matched: int | str | None = None  # the stop token id or stop string
+    message: str = ""
+    status: int = 200
+
+
+class StreamOpen(_Value, frozen=True):
+    """What the detokenizer must know of a request; rides on the request's first row."""
+
+    prompt_tail: bytes  # the last few prompt ids as int32: context for the first word's spacing
+    stop: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+
+class SchedulerInfo(_Value, frozen=True):
+    """Facts and limits fixed at start-up, for the front's door checks and for /get_server_info."""
+
+    vocab_size: int
+    context_length: int
+    page_size: int
+    max_total_tokens: int  # KV pool capacity in tokens
+    max_running_requests: int
+    chunked_prefill_size: int  # 0: off
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+
+# ------------------------------------------------------------------ front -> scheduler
+
+
+class TokenizedGenerateReq(_Internal, frozen=True):
+    rid: int
+    input_ids: bytes  # int32, little-endian
+    sampling: SamplingParams  # seed is filled in by the front
+
+
+class AbortReq(_Internal, frozen=True):
+    rid: int
+
+
+class StopMatched(_Internal, frozen=True):
+    """From the detokenizer: the text of `rid` met a stop string, no more tokens are wanted."""
+
+    rid: int
+
+
+class StatsReq(_Internal, frozen=True):
+    seq: int
+
+
+class DrainReq(_Internal, frozen=True):
+    """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
+
+
+ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq
+
+
+# ------------------------------------------------------------------ scheduler -> detokenizer
+
+
+class TokenIDOut(_Value, frozen=True):
+    """One request's share of a step. The row with `finish` is the last one of its rid."""
+
+    rid: int
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    opened: StreamOpen | None = None
+
+
+class BatchTokenIDOut(_Internal, frozen=True):
+    rows: list[TokenIDOut]
+
+
+class SchedulerReady(_Internal, frozen=True):
+    info: SchedulerInfo
+
+
+class StatsOut(_Internal, frozen=True):
+    """A snapshot between two steps; token counts are KV tokens, totals run since the start."""
+
+    seq: int
+    step: int
+    running: int
+    waiting: int
+    used_tokens: int  # held by requests or locked in the tree
+    evictable_tokens: int
+    free_tokens: int
+    free_rows: int
+    new_token_ratio: float
+    retractions_total: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+    violations_total: int  # failed conservation checks; anything but 0 is a bug
+
+
+class Drained(_Internal, frozen=True):
+    pass
+
+
+ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained
+
+
+# ------------------------------------------------------------------ detokenizer -> front
+
+
+class StrOut(_Value, frozen=True):
+    """Text and ids that became deliverable; text may lag behind ids until the last row."""
+
+    rid: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int = 0
+
+
+class BatchStrOut(_Internal, frozen=True):
+    rows: list[StrOut]
+
+
+ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained
+
+
+# ------------------------------------------------------------------ children -> launcher
+
+
+class ChildReady(_Internal, frozen=True):
+    name: str
+    detail: str = ""  # for the front: the URL it serves
+
+
+class ChildFailed(_Internal, frozen=True):
+    name: str
+    message: str
+
+
+ToLauncher = ChildReady | ChildFailed
+
+
+# ------------------------------------------------------------------ the socket door
+
+
+class _FromClient(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    pass
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: Literal["system", "user", "assistant", "developer", "tool"]
+    content: str
+    name: str | None = None
+
+
+class Generate(_FromClient, frozen=True, tag="generate"):
+    """Exactly one of text, input_ids and messages. `rid` is the client's own name for it."""
+
+    rid: str
+    text: str | None = None
+    input_ids: list[int] | None = None
+    messages: list[ChatMessage] | None = None
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = True
+
+
+class Abort(_FromClient, frozen=True, tag="abort"):
+    rid: str
+
+
+class Ping(_FromClient, frozen=True, tag="ping"):
+    seq: int = 0
+
+
+FromClient = Generate | Abort | Ping
+
+
+class _ToClient(msgspec.Struct, frozen=True, omit_defaults=True):
+    pass
+
+
+class Usage(_ToClient, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Delta(_ToClient, frozen=True, tag="delta"):
+    rid: str
+    text: str
+    token_ids: list[int] = []
+
+
+class Done(_ToClient, frozen=True, tag="done"):
+    """The terminal message of a request that ended well or was aborted by its client."""
+
+    rid: str
+    text: str  # what no Delta carried yet: the tail of a stream, the whole text otherwise
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length", "abort"]
+    usage: Usage
+    matched_stop: int | str | None = None
+
+
+class Failed(_ToClient, frozen=True, tag="failed"):
+    """The terminal message of a request that was refused or broke; `rid` is empty if unread."""
+
+    rid: str
+    status: int
+    message: str
+    param: str | None = None
+
+
+class Pong(_ToClient, frozen=True, tag="pong"):
+    seq: int
+    model: str
+    ready: bool
+
+
+ToClient = Delta | Done | Failed | Pong

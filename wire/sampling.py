@@ -1,0 +1,138 @@
+"""SamplingParams: how one request wants its tokens chosen, and the bounds of every field.
+
+Part of the contract: clients send it, the front checks it, the scheduler checks it again, the
+sampler obeys it. PURE: msgspec only. Every field has an effect; a wish that cannot be honoured has
+no field here.
+"""
+
+import math
+
+import msgspec
+
+MAX_LOGIT_BIAS = 300
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+GREEDY_BELOW = 1e-5  # a smaller temperature means greedy: dividing by it would overflow float32
+_INT64 = 1 << 63
+
+
+class InvalidRequest(ValueError):
+    """A request that breaks a bound: `param` names the field, the message names the limit."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+        self.message = message
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Names and meanings are SGLang's. `max_new_tokens=None` asks for all that fits the context."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1 and 0: off
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False  # keep the matched stop string or token in the text
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        return bool(
+            self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
+        )
+
+
+# field -> (lowest, highest); both ends allowed
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (-1, (1 << 31) - 1),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 10.0),
+}
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest for the first field out of bounds. Front and scheduler both call it."""
+    for field, (low, high) in _RANGES.items():
+        value = getattr(params, field)
+        if not low <= value <= high:  # NaN fails every comparison
+            raise InvalidRequest(
+                field, f"{field} must be between {low:g} and {high:g}, got {value}"
+            )
+    if not 0.0 < params.top_p <= 1.0:
+        raise InvalidRequest("top_p", f"top_p must be above 0 and at most 1, got {params.top_p}")
+    _check_lengths(params)
+    _check_token_ids(params, vocab_size)
+    _check_stop(params.stop)
+    if params.seed is not None and not -_INT64 <= params.seed < _INT64:
+        raise InvalidRequest("seed", f"seed must fit 64 signed bits, got {params.seed}")
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    longest = params.max_new_tokens
+    if longest is not None and not 1 <= longest < 1 << 31:
+        raise InvalidRequest("max_new_tokens", f"max_new_tokens must be at least 1, got {longest}")
+    if params.min_new_tokens < 0:
+        raise InvalidRequest(
+            "min_new_tokens", f"min_new_tokens must be at least 0, got {params.min_new_tokens}"
+        )
+    if longest is not None and params.min_new_tokens > longest:
+        raise InvalidRequest(
+            "min_new_tokens",
+            f"min_new_tokens ({params.min_new_tokens}) is above max_new_tokens ({longest})",
+        )
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    bias = params.logit_bias or {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            "logit_bias",
+            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed",
+        )
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            "stop_token_ids",
+            f"stop_token_ids has {len(params.stop_token_ids)} entries; "
+            f"at most {MAX_STOP_TOKEN_IDS} are allowed",
+        )
+    for field, ids in (("logit_bias", bias), ("stop_token_ids", params.stop_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    field, f"{field}: token id {token_id} is outside 0..{vocab_size - 1}"
+                )
+    for token_id, value in bias.items():
+        if not (math.isfinite(value) and -100.0 <= value <= 100.0):
+            raise InvalidRequest(
+                "logit_bias", f"logit_bias[{token_id}] must be between -100 and 100, got {value}"
+            )
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            "stop", f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed"
+        )
+    for text in stop:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequest(
+                "stop", f"a stop string must have 1 to {MAX_STOP_CHARS} characters, got {len(text)}"
+            )

@@ -1,0 +1,145 @@
+"""The flags of `tokenloom serve`, derived from the fields of ServerConfig; there is no second list.
+
+A nested struct is a group, `page_size` is `--page-size`, a bool has a `--no-` form. Used by the
+launcher alone. What a value may be is decided by the field's own type, through msgspec.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from tokenloom.wire.config import ServerConfig
+
+_GROUP_TITLES = {
+    "model": "model",
+    "doors": "doors (HTTP and socket)",
+    "scheduling": "scheduling",
+    "execution": "execution",
+    "runtime": "processes and logs",
+}
+
+
+def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
+    """Flags to config. A bad flag prints one line that names it and its limit, and exits with 2."""
+    given = vars(build_parser(prog).parse_args(argv))
+    groups: dict[str, Any] = {}
+    for field in msgspec.structs.fields(ServerConfig):
+        prefix = f"{field.name}."
+        values = {
+            dest.removeprefix(prefix): value
+            for dest, value in given.items()
+            if dest.startswith(prefix)
+        }
+        groups[field.name] = msgspec.structs.replace(field.default, **values)
+    return ServerConfig(**groups)
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Serve a language model over HTTP (OpenAI and native routes) and a socket.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, struct in get_type_hints(ServerConfig).items():
+        group = parser.add_argument_group(_GROUP_TITLES[name])
+        hints = get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            _add_flag(group, f"{name}.{field.name}", field.default, hints[field.name])
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line; the usage of all flags would bury it."""
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def _add_flag(group: argparse._ArgumentGroup, dest: str, default: object, hint: object) -> None:
+    info = inspect.type_info(hint)
+    description, aliases = "", []
+    if isinstance(info, inspect.Metadata):
+        description = (info.extra_json_schema or {}).get("description", "")
+        aliases = (info.extra or {}).get("aliases", [])
+    kind = _kind(info)
+    name = dest.rpartition(".")[2]
+    flag = "--" + name.replace("_", "-")
+    suffix = "" if default is None else f" (default: {_shown(default)})"
+    options: dict[str, Any] = {"dest": dest, "help": (description + suffix).replace("%", "%%")}
+    if isinstance(kind, inspect.BoolType):
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = _converter(hint, kind)
+        options["metavar"] = _metavar(kind)
+    group.add_argument(flag, *aliases, **options)
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _kind(info: inspect.Type) -> inspect.Type:
+    """The type that a given value must have: without its metadata and without `| None`."""
+    if isinstance(info, inspect.Metadata):
+        return _kind(info.type)
+    if isinstance(info, inspect.UnionType):
+        kinds = [kind for kind in info.types if not isinstance(kind, inspect.NoneType)]
+        if len(kinds) == 1:
+            return _kind(kinds[0])
+    return info
+
+
+def _converter(hint: object, kind: inspect.Type) -> Callable[[str], object]:
+    read: type = {inspect.IntType: int, inspect.FloatType: float}.get(type(kind), str)
+    wanted = _wanted(kind)
+
+    def convert(text: str) -> object:
+        try:
+            value: object = msgspec.convert(read(text), hint)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from error
+        if isinstance(value, float) and not math.isfinite(value):  # has no form in JSON
+            raise argparse.ArgumentTypeError(f"must be {wanted} and finite, got {text!r}")
+        return value
+
+    return convert
+
+
+def _wanted(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case inspect.IntType():
+            return "a whole number" + _bounds(kind)
+        case inspect.FloatType():
+            return "a number" + _bounds(kind)
+        case inspect.StrType():
+            return "text"
+    raise TypeError(f"a config field of type {kind} has no form as a flag")
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    names = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    limits = [
+        f"{word} {getattr(kind, bound):g}"
+        for bound, word in names.items()
+        if getattr(kind, bound) is not None
+    ]
+    return " " + " and ".join(limits) if limits else ""
+
+
+def _metavar(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.LiteralType(values=values):
+            return "{" + ",".join(str(value) for value in values) + "}"
+        case inspect.IntType():
+            return "N"
+        case inspect.FloatType():
+            return "X"
+    return "TEXT"

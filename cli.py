@@ -18,13 +18,13 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 2 called wrongly."""
     match sys.argv[1:] if argv is None else argv:
         case ["serve", *flags]:
-            from tokenloom import launch
+            from tokenloom.launch import main as serve
 
-            return launch.main(flags)
+            return serve(flags)
         case ["chat", *flags]:
-            from tokenloom.client import chat
+            from tokenloom.client.chat import main as chat
 
-            return chat.main(flags)
+            return chat(flags)
         case [] | ["-h" | "--help" | "help"]:
             print(USAGE, end="")
             return 0

@@ -1,0 +1,85 @@
+"""The 0700 directory in which the sockets of one server lie: made, held, removed, reclaimed.
+
+Used by the launcher alone. A live launcher holds flock on its directory; the kernel lets go of it
+however the launcher ends, so a directory that can be locked has nobody and may be removed. Nothing
+but this module's own prefix and this user's own directories is ever touched.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tokenloom.wire.channel import check_ipc_path
+from tokenloom.wire.config import Links
+
+PREFIX = "tokenloom-run-"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_directory() -> Iterator[str]:
+    """A fresh directory under TMPDIR for the time of the block.
+
+    Raises channel.AddressTooLong where the platform's limit for socket paths forbids it.
+    """
+    base = tempfile.gettempdir()
+    for path in Path(base).glob(f"{PREFIX}*"):
+        _remove_if_stale(path)
+    path, lock = _create(base)
+    try:
+        check_ipc_path(Links(str(path)).detokenizer)  # the longest name in it
+        yield str(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+        if path.exists():
+            log.warning("could not remove the run directory %s", path)
+
+
+def _create(base: str) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        # Until it is locked the directory looks stale, and another launcher may remove it.
+        with suppress(FileNotFoundError):
+            lock = _lock(path)
+            if lock is not None:
+                return path, lock
+
+
+def _remove_if_stale(path: Path) -> None:
+    try:
+        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+            return
+        lock = _lock(path)
+    except FileNotFoundError:  # its launcher has just removed it
+        return
+    if lock is None:
+        return
+    log.info("removing %s, left behind by a launcher that was killed", path)
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    """An open descriptor that holds the directory, or None where somebody else has it.
+
+    Raises FileNotFoundError if the directory is gone, also when it went before the lock was ours.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+            raise FileNotFoundError(path)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except FileNotFoundError:
+        os.close(descriptor)
+        raise
+    return descriptor

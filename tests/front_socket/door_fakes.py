@@ -1,0 +1,163 @@
+"""A front whose answers the test writes, a door before it, and a client that speaks raw ZeroMQ."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tokenloom.tokenizer_proc.doors.router import DoorLimits
+from tokenloom.tokenizer_proc.doors.socket import SocketDoor
+from tokenloom.wire import codec
+from tokenloom.wire.messages import ChatMessage, Finish, StrOut, ToClient
+from tokenloom.wire.sampling import InvalidRequest, SamplingParams, check_sampling
+
+DEADLINE_S = 20.0
+VOCAB = 1000
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """asyncio.run with a deadline."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await main
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until `condition` holds; the caller's deadline bounds it."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+
+
+class FakeStream:
+    """The rows that the test pushes; ends like the front's own after a finish or a close."""
+
+    def __init__(self, input_ids: list[int], sampling: SamplingParams) -> None:
+        self.input_ids = input_ids
+        self.sampling = sampling
+        self.prompt_tokens = len(input_ids)
+        self.closed = False
+        self.finished = False
+        self._rows: asyncio.Queue[StrOut | None] = asyncio.Queue()
+
+    def push(self, text: str, ids: tuple[int, ...] = (), finish: Finish | None = None) -> None:
+        self._rows.put_nowait(StrOut(0, text, ids, finish, cached_tokens=3))
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> StrOut:
+        row = None if self.closed or self.finished else await self._rows.get()
+        if row is None:
+            raise StopAsyncIteration
+        self.finished = row.finish is not None
+        return row
+
+    def close(self) -> None:
+        self.closed = True
+        self._rows.put_nowait(None)
+
+
+class FakeFront:
+    model_name = "fake-model"
+    ready = True
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.trouble: Exception | None = None
+        self.on_submit: Callable[[FakeStream], None] | None = None
+
+    def encode_text(self, text: str) -> list[int]:
+        return [ord(char) % VOCAB for char in text]
+
+    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+        return self.encode_text("|".join(f"{m.role}:{m.content}" for m in messages))
+
+    def submit(self, input_ids: list[int], sampling: SamplingParams) -> FakeStream:
+        if self.trouble is not None:
+            raise self.trouble
+        check_sampling(sampling, VOCAB)
+        if not input_ids:
+            raise InvalidRequest("input_ids", "the prompt is empty")
+        stream = FakeStream(input_ids, sampling)
+        self.streams.append(stream)
+        if self.on_submit is not None:
+            self.on_submit(stream)
+        return stream
+
+    async def stream(self, index: int) -> FakeStream:
+        """The `index`-th submitted request, once it is there."""
+        await until(lambda: len(self.streams) > index)
+        return self.streams[index]
+
+
+class RawClient:
+    """A DEALER (or REQ) without our client package."""
+
+    def __init__(self, address: str, kind: int = zmq.DEALER, *, json: bool = False) -> None:
+        self._context = zmq.asyncio.Context()
+        self.socket = self._context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self._json = json
+        self.socket.connect(address)
+
+    async def say(self, **fields: object) -> None:
+        encode = msgspec.json.encode if self._json else msgspec.msgpack.encode
+        await self.socket.send(encode(fields))
+
+    async def hear(self) -> ToClient:
+        frame = await self.socket.recv()
+        assert codec.is_json(frame) == self._json
+        return codec.decode_to_client(frame)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Served:
+    """One door and the front behind it, with raw clients to come."""
+
+    def __init__(self, front: FakeFront, door: SocketDoor) -> None:
+        self.front = front
+        self.door = door
+        self.address = door.address
+        self._clients: list[RawClient] = []
+
+    def client(self, kind: int = zmq.DEALER, *, json: bool = False) -> RawClient:
+        client = RawClient(self.address, kind, json=json)
+        self._clients.append(client)
+        return client
+
+    def close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@asynccontextmanager
+async def served(
+    place: Path | str, limits: DoorLimits | None = None, front: FakeFront | None = None
+) -> AsyncIterator[Served]:
+    """A door on an ipc path inside `place`, or on the address that `place` is."""
+    address = place if isinstance(place, str) else f"ipc://{place}/door.sock"
+    context = zmq.asyncio.Context()
+    front = front or FakeFront()
+    door = SocketDoor(front, address, context, limits or DoorLimits())
+    serving = asyncio.create_task(door.serve())
+    setup = Served(front, door)
+    try:
+        yield setup
+        assert not serving.done(), "the door stopped"
+    finally:
+        setup.close_clients()
+        serving.cancel()
+        await asyncio.wait([serving])
+        context.destroy(linger=0)

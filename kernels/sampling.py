@@ -1,0 +1,153 @@
+"""Choosing one token from one row of logits: penalties, filters, and the counter-based draw.
+
+Called by the runner's sampler, one row [vocab] float32 at a time, so that no result can depend on
+who shares the batch. Pure tensor functions; per-request state lives with the caller.
+
+The order is that of Hugging Face transformers' logits processors: penalties, bias and bans, then
+temperature, top_k, top_p, min_p, each on what the one before it left. Every filter keeps the most
+likely token, so a row with one finite logit always yields a token.
+
+The draw is the Gumbel-max trick: argmax of scaled logits plus -log(-log(u)) is distributed as their
+softmax. u is a pure function of (seed, tokens generated so far, token id), so a request yields the
+same tokens alone, in a crowd, and after a retraction; and unlike a search in a cumulative sum, a
+rounding difference of 1e-6 in the logits changes a token about once in 1e6 draws.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_LARGEST_BELOW_1 = 1.0 - 2.0**-24
+# Widths of the partial sorts that top_p tries before it sorts the whole vocabulary.
+_TOP_P_WIDTHS = (128, 2048)
+
+
+@dataclass(slots=True, frozen=True)
+class Draw:
+    """How to draw one token. Disabled filters: top_k <= 0, top_p 1, min_p 0."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int  # 64 bits
+    position: int  # tokens generated so far
+
+
+def penalise(
+    logits: torch.Tensor,
+    output_counts: torch.Tensor,
+    seen: torch.Tensor,
+    penalties: tuple[float, float, float],
+) -> torch.Tensor:
+    """Logits [V] after (repetition, frequency, presence) penalties; the input is left alone.
+
+    `output_counts` [V] float32 counts generated ids, `seen` [V] bool marks ids of prompt or output.
+    Repetition (Keskar et al. 2019, as in transformers): a seen id's positive logit is divided by
+    it, a negative one multiplied. Then the OpenAI API's formula:
+    logit - frequency * count - presence * (count > 0).
+    """
+    repetition, frequency, presence = penalties
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    return logits - (frequency * output_counts + presence * (output_counts > 0))
+
+
+def draw(logits: torch.Tensor, how: Draw) -> int:
+    """The id drawn from logits [V] float32, of which the largest must be finite."""
+    scaled = (logits - logits.amax()) / how.temperature
+    ids = _kept(scaled, how)
+    key = stream_key(how.seed, how.position)
+    if ids is None:
+        everything = torch.arange(scaled.numel(), dtype=torch.int32, device=scaled.device)
+        return int((scaled + gumbel(everything, key)).argmax())
+    winner = (scaled[ids] + gumbel(ids.to(torch.int32), key)).argmax()
+    return int(ids[winner])
+
+
+def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor | None:
+    """Ids [K] that the filters leave, ascending; None for all. The largest `scaled` is 0."""
+    ids: torch.Tensor | None = None
+    if 0 < how.top_k < scaled.numel():
+        ids = largest(scaled, how.top_k)
+    if how.top_p < 1.0:
+        values = scaled if ids is None else scaled[ids]
+        nucleus = largest(values, nucleus_size(values, how.top_p))
+        ids = nucleus if ids is None else ids[nucleus]
+    if how.min_p > 0.0:
+        # p >= min_p * p_max, in logs and without normalising
+        values = scaled if ids is None else scaled[ids]
+        likely = (values >= math.log(how.min_p)).nonzero().squeeze(-1)
+        ids = likely if ids is None else ids[likely]
+    return ids
+
+
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest of values [V], ascending; of ties the lowest indices."""
+    threshold = values.topk(count).values[-1]
+    indices = (values >= threshold).nonzero().squeeze(-1)
+    excess = indices.numel() - count
+    if excess == 0:
+        return indices
+    keep = torch.ones_like(indices, dtype=torch.bool)
+    keep[(values[indices] == threshold).nonzero().squeeze(-1)[-excess:]] = False
+    return indices[keep]
+
+
+def nucleus_size(scaled: torch.Tensor, top_p: float) -> int:
+    """How many of the most likely ids top_p keeps: those with less than top_p of mass before them.
+
+    (Holtzman et al. 2020: the smallest set whose mass reaches top_p.) At least 1.
+    """
+    probs = scaled.softmax(-1)
+    for width in (*_TOP_P_WIDTHS, probs.numel()):
+        head = probs.topk(min(width, probs.numel())).values
+        mass = head.cumsum(-1, dtype=torch.float64)
+        if float(mass[-1]) >= top_p:
+            break
+    return int((mass - head < top_p).sum())
+
+
+def stream_key(seed: int, position: int) -> tuple[int, int]:
+    """Two signed 32-bit words for (seed, position): the splitmix64 finaliser over both."""
+    mixed = _mix64((_mix64(seed + _GOLDEN64) ^ position) + _GOLDEN64)
+    return _signed32(mixed), _signed32(mixed >> 32)
+
+
+def gumbel(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
+    """Standard Gumbel noise [N] float32 for token ids [N] int32.
+
+    -log(-log(1 - u)) keeps its relative precision at small u, where the noise is large.
+    """
+    return -torch.log(-torch.log1p(-uniform(ids, key)))
+
+
+def uniform(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
+    """Numbers [N] float32 in (0, 1), one for each of ids [N] int32.
+
+    A 32-bit integer hash with two multiplications (the constants are lowbias32's, C. Wellons),
+    keyed before and between its rounds. int32 arithmetic wraps; `>>` copies the sign, hence masks.
+    """
+    x = ids + key[0]
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x21F0AAAD
+    x = (x ^ ((x >> 15) & 0x1FFFF)) + key[1]
+    x = x * _signed32(0xD35A2D97)
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    fraction = ((x & 0x7FFFFFFF).to(torch.float32) + 0.5) * 2.0**-31
+    return fraction.clamp_(max=_LARGEST_BELOW_1)
+
+
+def _mix64(x: int) -> int:
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def _signed32(x: int) -> int:
+    x &= 0xFFFFFFFF
+    return x - (1 << 32) if x >= 1 << 31 else x

@@ -1,0 +1,151 @@
+"""The sampler: what each row asked for, and the next token of every sampling row.
+
+Owned by the model runner. It keeps per row what a RowOpen says and what was sampled since; formulas
+and their order are in kernels/sampling.py. Rows are computed one by one, except that the plain
+greedy ones share a single argmax: no row's token depends on its neighbours.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.sampling import Draw, draw, penalise
+from ...wire.sampling import SamplingParams
+from ..worker_batch import RowOpen
+
+FAILED = -1  # instead of a token id: the row's logits were not finite
+
+
+@dataclass(slots=True, frozen=True)
+class _History:
+    """Ids that penalties look at, for rows that have any."""
+
+    output_counts: torch.Tensor  # [vocab] float32
+    seen: torch.Tensor  # [vocab] bool: prompt or output
+
+    def append(self, token_id: int) -> None:
+        self.output_counts[token_id] += 1
+        self.seen[token_id] = True
+
+
+@dataclass(slots=True, eq=False)
+class _RowState:
+    sampling: SamplingParams
+    generated: int
+    banned: torch.Tensor | None  # [N] int64
+    bias: tuple[torch.Tensor, torch.Tensor] | None  # ids [N] int64, values [N] float32
+    history: _History | None
+
+    @property
+    def bans(self) -> bool:
+        return self.banned is not None and self.generated < self.sampling.min_new_tokens
+
+    @property
+    def plain(self) -> bool:
+        """The token is the argmax of the model's own logits."""
+        adjusted = self.history is not None or self.bias is not None or self.bans
+        return self.sampling.greedy and not adjusted
+
+    def append(self, token_id: int) -> None:
+        self.generated += 1
+        if self.history is not None:
+            self.history.append(token_id)
+
+
+class Sampler:
+    """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are never seen."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: list[_RowState | None] = [None] * num_rows
+
+    def open(self, opened: RowOpen) -> None:
+        """Start the row's state anew. A row that draws must carry a seed: ValueError."""
+        sampling = opened.sampling
+        if sampling.seed is None and not sampling.greedy:
+            raise ValueError(f"row {opened.row} was opened without a seed")
+        self._rows[opened.row] = _RowState(
+            sampling=sampling,
+            generated=len(opened.output_ids),
+            banned=self._banned(opened.banned_ids),
+            bias=_bias(sampling),
+            history=self._history(opened) if sampling.penalised else None,
+        )
+
+    def sample(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
+        """The next id of each of `rows`, or FAILED. logits: [len(rows), >= vocab_size] float32."""
+        logits = logits[:, : self._vocab_size]
+        best, best_ids = logits.max(dim=-1)  # NaN wins a max; of ties the lowest id does
+        next_ids: list[int] = torch.where(best.isfinite(), best_ids, FAILED).tolist()
+        for k, row in enumerate(rows):
+            state = self._state(row)
+            if next_ids[k] != FAILED and not state.plain:
+                next_ids[k] = _choose(logits[k], state)
+            if next_ids[k] != FAILED:
+                state.append(next_ids[k])
+        return next_ids
+
+    def _state(self, row: int) -> _RowState:
+        state = self._rows[row]
+        if state is None:
+            raise ValueError(f"row {row} samples but was never opened")
+        return state
+
+    def _banned(self, ids: tuple[int, ...]) -> torch.Tensor | None:
+        """A config's end token may lie beyond the tokenizer's ids: it is never sampled anyway."""
+        known = [token_id for token_id in ids if token_id < self._vocab_size]
+        return torch.tensor(known) if known else None
+
+    def _history(self, opened: RowOpen) -> _History:
+        output = _counts(opened.output_ids.tolist(), self._vocab_size)
+        prompt = _counts(opened.prompt_ids.tolist(), self._vocab_size)
+        return _History(output.to(torch.float32), (output + prompt) > 0)
+
+
+def _choose(logits: torch.Tensor, state: _RowState) -> int:
+    """The next id of one row from its finite logits [vocab]."""
+    sampling = state.sampling
+    logits = _adjusted(logits, state)
+    best, best_id = logits.max(dim=-1)
+    if not math.isfinite(float(best)):  # everything is banned
+        return FAILED
+    if sampling.greedy or sampling.seed is None:
+        return int(best_id)
+    how = Draw(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        position=state.generated,
+    )
+    return draw(logits, how)
+
+
+def _adjusted(logits: torch.Tensor, state: _RowState) -> torch.Tensor:
+    """Penalties, then bias, then bans; a copy wherever something changes."""
+    sampling = state.sampling
+    if state.history is not None:
+        penalties = (
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
+        logits = penalise(logits, state.history.output_counts, state.history.seen, penalties)
+    if state.bias is not None:
+        logits = logits.index_add(0, *state.bias)
+    if state.banned is not None and state.bans:
+        logits = logits.index_fill(0, state.banned, -math.inf)
+    return logits
+
+
+def _bias(sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not sampling.logit_bias:
+        return None
+    ids, values = zip(*sampling.logit_bias.items(), strict=True)
+    return torch.tensor(ids), torch.tensor(values, dtype=torch.float32)
+
+
+def _counts(ids: list[int], vocab_size: int) -> torch.Tensor:
+    return torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)

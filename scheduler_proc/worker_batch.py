@@ -24,8 +24,8 @@ class RowOpen:
 
     row: int
     sampling: SamplingParams  # seed is set, max_new_tokens resolved
-    prompt_ids: array[int]
-    output_ids: array[int]  # generated before a retraction; usually empty
+    prompt_ids: "array[int]"
+    output_ids: "array[int]"  # generated before a retraction; usually empty
     banned_ids: tuple[int, ...]  # ids that may not be sampled before min_new_tokens
 
 
@@ -44,7 +44,7 @@ class ModelWorkerBatch:
     prefix_lens: list[int]
     extend_lens: list[int]
     samples: list[bool]
-    input_ids: array[int]
+    input_ids: "array[int]"
     new_pages: list[tuple[int, int, int]]
     opened: list[RowOpen]
 

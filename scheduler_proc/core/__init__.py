@@ -1,0 +1,1 @@
+"""Every decision of the scheduler, PURE: no torch, no sockets, no clock, no randomness."""

@@ -1,0 +1,86 @@
+"""The laws of page ownership, checked from scratch: after every event in tests, else when idle.
+
+Free pages, tree pages and pages owned by requests are disjoint and sum to the pool; a tree node is
+locked exactly by the requests whose prefix runs through it; every row is free or held once. PURE.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .kv_cache import KVCache
+from .radix_cache import TreeNode
+from .req import Req
+
+
+class ConservationError(AssertionError):
+    """A bug: the message says which law is broken."""
+
+
+def check_conservation(kv: KVCache, running: Iterable[Req]) -> None:
+    """Raises ConservationError. Costs a walk over the tree and the pool."""
+    reqs = list(running)
+    nodes = kv.tree.nodes()
+    _check_pages(kv, nodes, reqs)
+    _check_nodes(kv, nodes)
+    _check_locks(nodes, reqs)
+    _check_rows(kv, reqs)
+
+
+def _require(holds: bool, law: str) -> None:
+    if not holds:
+        raise ConservationError(law)
+
+
+def _check_pages(kv: KVCache, nodes: list[TreeNode], reqs: list[Req]) -> None:
+    owners = Counter(kv.pages.free_numbers())
+    for node in nodes:
+        owners.update(node.pages)
+    for req in reqs:
+        assert req.kv is not None
+        owners.update(req.kv.pages[req.kv.tree_pages :])
+    shared = [page for page, count in owners.items() if count != 1]
+    _require(not shared, f"pages with more than one owner: {shared[:8]}")
+    expected = set(range(1, kv.pages.capacity + 1))
+    _require(set(owners) == expected, f"lost pages: {sorted(expected - set(owners))[:8]}")
+
+
+def _check_nodes(kv: KVCache, nodes: list[TreeNode]) -> None:
+    page_bytes = kv.page_size * 4
+    for node in nodes:
+        _require(len(node.key) == len(node.pages) * page_bytes, f"node {node.uid}: key and pages")
+        _require(bool(node.pages), f"node {node.uid} is empty")
+        _require(
+            node.parent is not None and node.parent.children.get(node.key[:page_bytes]) is node,
+            f"node {node.uid} is not its parent's child",
+        )
+    evictable = sum(len(node.pages) for node in nodes if not node.lock_count)
+    locked = sum(len(node.pages) for node in nodes if node.lock_count)
+    _require(evictable == kv.tree.evictable_pages, "evictable pages are miscounted")
+    _require(locked == kv.tree.locked_pages, "locked pages are miscounted")
+
+
+def _check_locks(nodes: list[TreeNode], reqs: list[Req]) -> None:
+    locks: Counter[int] = Counter()
+    for req in reqs:
+        assert req.kv is not None
+        pages: list[int] = []
+        node = req.kv.node
+        while node.parent is not None:
+            locks[node.uid] += 1
+            pages = node.pages + pages
+            node = node.parent
+        held = req.kv.pages[: req.kv.tree_pages]
+        _require(pages == held, f"request {req.rid} and its tree path disagree on pages")
+    for node in nodes:
+        _require(node.lock_count == locks[node.uid], f"node {node.uid}: locks are miscounted")
+
+
+def _check_rows(kv: KVCache, reqs: list[Req]) -> None:
+    for req in reqs:
+        assert req.kv is not None
+        _require(
+            len(req.kv.pages) >= kv.pages_for(req.kv.computed),
+            f"request {req.rid} has more computed tokens than pages",
+        )
+    rows = [req.kv.row for req in reqs if req.kv is not None] + kv.rows.free_numbers()
+    _require(sorted(rows) == list(range(kv.rows.capacity)), "rows are lost or held twice")

@@ -1,0 +1,59 @@
+"""The scheduler process's loop: mailbox -> core -> runner -> core -> outbox.
+
+Synchronous: one step at a time, messages between steps, asleep when there is nothing to compute. No
+decision is made here.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from ..wire.messages import ToDetokenizer, ToScheduler
+from .core.scheduler import Scheduler
+from .step_log import StepLog
+from .worker_batch import BatchResult, ModelWorkerBatch
+
+IDLE_CHECK_MS = 1000  # so long without work, and the pool's books are audited
+
+log = logging.getLogger(__name__)
+
+
+class Inbox(Protocol):
+    def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]: ...
+
+
+class Out(Protocol):
+    def send(self, message: ToDetokenizer) -> None: ...
+
+
+class Runner(Protocol):
+    def run(self, batch: ModelWorkerBatch) -> BatchResult: ...
+
+
+def event_loop(scheduler: Scheduler, runner: Runner, inbox: Inbox, out: Out) -> None:
+    """Serves until the scheduler has drained."""
+    step_log = StepLog(scheduler)
+    while not scheduler.drained:
+        for message in _receive(scheduler, inbox):
+            _send(out, scheduler.handle(message))
+        batch = scheduler.get_next_batch_to_run()
+        if batch is not None:
+            result = runner.run(batch)
+            _send(out, scheduler.process_batch_result(result))
+            step_log.after(batch)
+
+
+def _receive(scheduler: Scheduler, inbox: Inbox) -> list[ToScheduler]:
+    """What has arrived; when idle, wait for something and audit the books meanwhile."""
+    if not scheduler.idle:
+        return inbox.receive(0)
+    messages = inbox.receive(IDLE_CHECK_MS)
+    if messages:
+        return messages
+    scheduler.on_idle(log.error)
+    return inbox.receive(None)
+
+
+def _send(out: Out, messages: Iterable[ToDetokenizer]) -> None:
+    for message in messages:
+        out.send(message)

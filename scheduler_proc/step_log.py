@@ -1,0 +1,74 @@
+"""Log lines about steps, with the fields that SGLang's users tune by.
+
+One line per step that computes prompt tokens, one per 40 decode steps. Called by event_loop.py.
+"""
+
+import logging
+import time
+
+from .core.scheduler import Scheduler
+from .worker_batch import ForwardMode, ModelWorkerBatch
+
+DECODE_INTERVAL = 40
+
+log = logging.getLogger(__name__)
+
+
+class StepLog:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._decode_steps = 0
+        self._generated = 0
+        self._prefill_since = self._decode_since = time.monotonic()
+
+    def after(self, batch: ModelWorkerBatch) -> None:
+        """Call once per step, after its result has been processed."""
+        if batch.mode is not ForwardMode.DECODE:
+            self._log_prefill(batch)
+        if batch.extend_lens[0] == 1 and batch.mode is not ForwardMode.EXTEND:
+            self._decode_steps += 1
+            if self._decode_steps % DECODE_INTERVAL == 0:
+                self._log_decode()
+
+    def _log_prefill(self, batch: ModelWorkerBatch) -> None:
+        opened = {entry.row for entry in batch.opened}
+        cached = sum(
+            prefix
+            for row, prefix in zip(batch.rows, batch.prefix_lens, strict=True)
+            if row in opened
+        )
+        new_tokens = sum(tokens for tokens in batch.extend_lens if tokens > 1)
+        now = time.monotonic()
+        stats = self._scheduler.stats()
+        log.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
+            "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f",
+            len(opened),
+            new_tokens,
+            cached,
+            _usage(stats.used_tokens, stats.free_tokens + stats.evictable_tokens),
+            stats.running,
+            stats.waiting,
+            new_tokens / max(now - self._prefill_since, 1e-9),
+        )
+        self._prefill_since = now
+
+    def _log_decode(self) -> None:
+        now = time.monotonic()
+        stats = self._scheduler.stats()
+        generated = stats.generated_tokens_total - self._generated
+        log.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, "
+            "gen throughput (token/s): %.2f, #queue-req: %d, #retracted-req: %d,",
+            stats.running,
+            stats.used_tokens,
+            _usage(stats.used_tokens, stats.free_tokens + stats.evictable_tokens),
+            generated / max(now - self._decode_since, 1e-9),
+            stats.waiting,
+            stats.retractions_total,
+        )
+        self._decode_since, self._generated = now, stats.generated_tokens_total
+
+
+def _usage(used: int, rest: int) -> float:
+    return used / (used + rest)

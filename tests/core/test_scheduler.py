@@ -1,0 +1,322 @@
+"""The scheduler case by case, on a hash model that turns every wrong KV page into a wrong token."""
+
+import re
+from array import array
+
+import pytest
+from support.hash_model import EOS, VOCAB
+from support.scheduling import CONTEXT, Bench
+
+from tokenloom.wire.messages import (
+    AbortReq,
+    DrainReq,
+    StatsReq,
+    StopMatched,
+    TokenizedGenerateReq,
+)
+from tokenloom.wire.sampling import SamplingParams
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return [(seed * 31 + i * i * 7 + i) % (VOCAB - 1) + 1 for i in range(length)]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [0, 32])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_alone_in_a_crowd_cold_and_warm(page_size: int, chunk: int, reuse: bool) -> None:
+    bench = Bench(pool_tokens=2048, page_size=page_size, chunk=chunk, reuse=reuse)
+    for _ in range(2):
+        for length in (1, 2, 15, 16, 17, 31, 32, 33, 65, 200):
+            bench.submit(prompt(length), 20, ignore_eos=True)
+        bench.run()
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_first_come_first_served() -> None:
+    bench = Bench(max_running=1)
+    rids = [bench.submit(prompt(5, seed), 3) for seed in range(6)]
+    bench.run()
+    assert bench.order == rids
+
+
+def test_decodes_go_on_while_a_long_prompt_is_cut() -> None:
+    """SCH-06: a long prompt never makes a running answer wait for more than its own step."""
+    bench = Bench(pool_tokens=1024)
+    short = bench.submit(prompt(5), 40, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(200, 2), 4)
+    for _ in range(7):
+        before = len(bench.answers[short])
+        bench.step()
+        assert len(bench.answers[short]) == before + 1
+    bench.run()
+    bench.assert_right()
+
+
+def test_short_prompts_behind_a_long_one_start_within_its_chunks() -> None:
+    bench = Bench(pool_tokens=1024, max_running=16)
+    bench.submit(prompt(240), 4)
+    bench.step()
+    short = [bench.submit(prompt(5, seed), 1) for seed in range(2, 7)]
+    for _ in range(9):
+        bench.step()
+    assert all(bench.answers.get(rid) for rid in short)
+
+
+def test_a_prompt_for_two_is_computed_once() -> None:
+    """SCH-19: the second turn finds prompt and answer of the first, less the last token."""
+    bench = Bench(page_size=1)
+    first = bench.submit(prompt(100), 50, ignore_eos=True)
+    bench.run()
+    second = bench.submit(prompt(100) + bench.answers[first] + prompt(20, 3), 4)
+    bench.run()
+    assert bench.cached[second] == 149
+    bench.assert_right()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_at_least_one_token_is_computed(page_size: int) -> None:
+    bench = Bench(page_size=page_size)
+    for _ in range(2):
+        rid = bench.submit(prompt(48), 3)
+        bench.run()
+    assert bench.cached[rid] == 47 // page_size * page_size
+    bench.assert_right()
+
+
+def test_equal_prompts_in_one_step_end_up_on_the_same_pages() -> None:
+    bench = Bench(pool_tokens=512, chunk=128)
+    for _ in range(3):
+        bench.submit(prompt(40), 30, ignore_eos=True)
+    bench.step()
+    stats = bench.scheduler.stats()
+    assert stats.used_tokens == 40, "duplicates were not given back"
+    bench.run()
+    bench.assert_right()
+
+
+def test_a_full_pool_retracts_and_nothing_is_lost() -> None:
+    """SCH-01, SCH-08, SCH-10: more work than pool, and every answer as if it were alone."""
+    bench = Bench(pool_tokens=512, ratio=0.01)
+    rids = [bench.submit(prompt(20, seed), 100, ignore_eos=True) for seed in range(8)]
+    bench.run()
+    totals = bench.scheduler.totals
+    assert 0 < totals.retractions <= 2 * len(rids), "retractions per request are bounded"
+    assert all(0 <= bench.cached[rid] < 20 for rid in rids)
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_a_retracted_request_is_served_before_later_arrivals() -> None:
+    bench = Bench(pool_tokens=128, ratio=0.01, max_running=4)
+    for seed in range(3):
+        bench.submit(prompt(20, seed), 60, ignore_eos=True)
+    while not bench.scheduler.totals.retractions:
+        assert bench.step()
+    late = bench.submit(prompt(5, 9), 4)
+    retracted = next(req for req in bench.scheduler._waiting if req.retractions)
+    while late not in bench.answers:
+        assert bench.step()
+    assert retracted.holds_pages or retracted.rid in bench.finishes
+    bench.run()
+    bench.assert_right()
+
+
+def test_one_request_that_never_fits_is_clipped_or_refused() -> None:
+    """SCH-02, SCH-03: nothing waits for a pool that it can never have."""
+    bench = Bench(pool_tokens=64)
+    clipped = bench.submit(prompt(40), 100, ignore_eos=True)
+    refused = bench.submit(prompt(64, 2), 5)
+    served = [bench.submit(prompt(5, seed), 5) for seed in range(3, 13)]
+    bench.run()
+    assert len(bench.answers[clipped]) == 24
+    assert bench.finishes[clipped].reason == "length"
+    assert bench.finishes[refused].status == 400
+    assert "64 tokens" in bench.finishes[refused].message
+    assert all(bench.finishes[rid].status == 200 for rid in served)
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_no_limit_means_the_context() -> None:
+    bench = Bench(pool_tokens=1024)
+    rid = bench.submit(prompt(10), None, ignore_eos=True)
+    bench.run()
+    assert len(bench.answers[rid]) == CONTEXT - 10
+    assert bench.finishes[rid].reason == "length"
+
+
+def bad(rid: int, ids: bytes = b"\1\0\0\0", **sampling: object) -> TokenizedGenerateReq:
+    return TokenizedGenerateReq(rid, ids, SamplingParams(**{"seed": 1, **sampling}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (bad(50, b""), "input_ids"),
+        (bad(50, b"\1\0\0"), "input_ids"),
+        (bad(50, array("i", [1, -1]).tobytes()), "-1 is outside 0..96"),
+        (bad(50, array("i", [VOCAB]).tobytes()), "97 is outside 0..96"),
+        (bad(50, array("i", [1] * CONTEXT).tobytes()), "context length is 256"),
+        (bad(50, temperature=float("nan")), "temperature"),
+        (bad(50, top_p=0.0), "top_p"),
+        (bad(50, max_new_tokens=0), "max_new_tokens"),
+        (bad(50, max_new_tokens=-3), "max_new_tokens"),
+        (bad(50, logit_bias={3: 1e300}), "logit_bias"),
+        (bad(50, logit_bias={VOCAB: 1.0}), "logit_bias"),
+        (bad(50, stop=("",)), "stop"),
+        (bad(50, stop_token_ids=(-1,)), "stop_token_ids"),
+        (bad(50, seed=None), "seed"),
+        (bad(50, seed=1 << 63), "seed"),
+    ],
+)
+def test_the_second_wall(request_: TokenizedGenerateReq, names: str) -> None:
+    """INP-05, SAM-24: a frame that passed the front's wall costs only its own request."""
+    bench = Bench()
+    good = bench.submit(prompt(10), 10)
+    bench.send(request_)
+    finish = bench.finishes[50]
+    assert (finish.reason, finish.status) == ("error", 400)
+    assert re.search(re.escape(names), finish.message)
+    bench.run()
+    bench.assert_right(good)
+    bench.assert_clean()
+
+
+def test_a_rid_in_use_is_not_taken_over() -> None:
+    bench = Bench()
+    rid = bench.submit(prompt(10), 10)
+    bench.send(bench.requests[rid])
+    bench.run()
+    bench.assert_right()
+    assert bench.scheduler.totals.violations == 1
+
+
+@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_abort_at_every_step(steps: int, in_flight: bool) -> None:
+    """ABT, SCH-17: waiting, between chunks, decoding; before a step or while it runs."""
+    bench = Bench(max_running=2)
+    victim = bench.submit(prompt(200), 5, ignore_eos=True)
+    mate = bench.submit(prompt(30, 2), 20, ignore_eos=True)
+    for _ in range(steps):
+        bench.step()
+    if in_flight:
+        bench.step(meanwhile=[AbortReq(victim), AbortReq(victim)])
+    else:
+        bench.abort(victim)
+        bench.abort(victim)
+    bench.run()
+    again = bench.submit(prompt(200), 5, ignore_eos=True)
+    bench.run()
+    assert bench.finishes[victim].reason == ("abort" if steps < 11 else "length")
+    bench.assert_right(victim, mate, again)
+    bench.assert_clean()
+
+
+def test_abort_of_unknown_and_finished_is_no_news() -> None:
+    """SCH-25."""
+    bench = Bench()
+    rid = bench.submit(prompt(5), 2)
+    bench.run()
+    bench.abort(rid)
+    bench.abort(999)
+    bench.assert_clean()
+
+
+def test_a_stop_string_ends_with_stop() -> None:
+    bench = Bench()
+    rid = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step()
+    bench.step(meanwhile=[StopMatched(rid)])
+    assert bench.finishes[rid].reason == "stop"
+    bench.assert_clean()
+
+
+def test_stop_tokens_and_end_of_text() -> None:
+    bench = Bench(pool_tokens=2048, max_running=32)
+    rids = [bench.submit(prompt(6, seed), 200) for seed in range(40)]
+    bench.run()
+    ended = [rid for rid in rids if bench.finishes[rid].matched == EOS]
+    assert ended, "some answer should meet the end of text"
+    answer = bench.answers[rids[1]]
+    own = bench.submit(prompt(6), 200, ignore_eos=True, stop_token_ids=(answer[2],))
+    bench.run()
+    assert bench.answers[own] == answer[: answer.index(answer[2]) + 1]
+    bench.assert_right()
+
+
+def test_a_broken_row_ends_alone_and_its_pages_are_not_trusted() -> None:
+    bench = Bench(chunk=64)
+    rid, mate = bench.submit(prompt(30), 20), bench.submit(prompt(20, 2), 20)
+    bench.runner.fail_rows = {0}
+    bench.run()
+    statuses = {bench.finishes[rid].status, bench.finishes[mate].status}
+    assert statuses == {200, 500}
+    broken = rid if bench.finishes[rid].status == 500 else mate
+    again = bench.submit(prompt(30) if broken == rid else prompt(20, 2), 20)
+    bench.run()
+    assert bench.cached[again] == 0
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_drain_finishes_what_runs_and_refuses_what_waits() -> None:
+    """I19."""
+    bench = Bench(max_running=1)
+    running = bench.submit(prompt(5), 5)
+    bench.step()
+    waiting = bench.submit(prompt(5, 2), 5)
+    bench.send(DrainReq())
+    late = bench.submit(prompt(5, 3), 5)
+    assert not bench.drained
+    bench.run()
+    assert bench.drained
+    assert bench.scheduler.drained
+    assert bench.finishes[running].status == 200
+    assert bench.finishes[waiting].status == bench.finishes[late].status == 503
+    bench.assert_right(running)
+    bench.assert_clean()
+
+
+def test_drain_when_idle_is_done_at_once() -> None:
+    bench = Bench()
+    bench.send(DrainReq())
+    assert bench.drained
+
+
+def test_stats_add_up() -> None:
+    bench = Bench(pool_tokens=512)
+    bench.submit(prompt(50), 30, ignore_eos=True)
+    for _ in range(4):
+        bench.step()
+        (stats,) = bench.scheduler.handle(StatsReq(3))
+        assert stats.used_tokens + stats.free_tokens + stats.evictable_tokens == 512
+        assert stats.running == 1
+    bench.run()
+    bench.scheduler.on_idle(pytest.fail)
+    assert bench.scheduler.stats().generated_tokens_total == 30
+
+
+def test_a_broken_law_is_counted_not_fatal() -> None:
+    bench = Bench()
+    bench.scheduler._kv.pages.alloc(1)
+    reports: list[str] = []
+    bench.scheduler.on_idle(reports.append)
+    assert "lost pages" in reports[0]
+    assert bench.scheduler.totals.violations == 1
+
+
+def test_the_token_budget_counts_decodes() -> None:
+    bench = Bench(pool_tokens=2048, chunk=32, max_running=16)
+    for seed in range(8):
+        bench.submit(prompt(4, seed), 60, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(200, 20), 4)
+    batch = bench.scheduler.get_next_batch_to_run()
+    assert batch is not None
+    assert sum(batch.extend_lens) <= 32
+    bench.scheduler.process_batch_result(bench.runner.run(batch))
+    bench.run()

@@ -1,0 +1,88 @@
+"""The whole scheduler under random clients, with every law checked after every event.
+
+Random prompts over shared prefixes, lengths around page, chunk, pool and context borders, aborts,
+stop matches before, between, during steps; in the end every answer equals the request alone.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.hash_model import VOCAB
+from support.scheduling import Bench
+
+from tokenloom.wire.messages import AbortReq, DrainReq, StopMatched, ToScheduler
+
+PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]
+
+
+class SchedulerUnderClients(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        pool=st.sampled_from([64, 128, 256, 512]),
+        chunk=st.sampled_from([0, 16, 32]),
+        max_running=st.integers(1, 6),
+        reuse=st.booleans(),
+        ratio=st.sampled_from([0.01, 1.0]),
+    )
+    def start(self, **options: object) -> None:
+        options["pool_tokens"] = options.pop("pool")
+        self.bench = Bench(**options)  # type: ignore[arg-type]
+        self.draining = False
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        tail=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=20),
+        max_new=st.one_of(st.none(), st.integers(1, 60)),
+        ignore_eos=st.booleans(),
+    )
+    def submit(
+        self, prefix: list[int], tail: list[int], max_new: int | None, ignore_eos: bool
+    ) -> None:
+        self.bench.submit(prefix + tail, max_new, ignore_eos=ignore_eos)
+
+    @rule(times=st.integers(1, 5))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.bench.step()
+
+    @precondition(lambda self: self.bench.requests)
+    @rule(data=st.data(), stop=st.booleans())
+    def step_with_an_end_in_flight(self, data: st.DataObject, stop: bool) -> None:
+        self.bench.step(meanwhile=[self.end(data, stop)])
+
+    @precondition(lambda self: self.bench.requests)
+    @rule(data=st.data(), stop=st.booleans())
+    def end_between_steps(self, data: st.DataObject, stop: bool) -> None:
+        self.bench.send(self.end(data, stop))
+
+    def end(self, data: st.DataObject, stop: bool) -> ToScheduler:
+        rid = data.draw(st.integers(1, len(self.bench.requests) + 1))
+        return StopMatched(rid) if stop else AbortReq(rid)
+
+    @precondition(lambda self: not self.draining and len(self.bench.requests) > 8)
+    @rule()
+    def drain(self) -> None:
+        self.draining = True
+        self.bench.send(DrainReq())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        bench = self.bench
+        bench.run()
+        assert set(bench.finishes) == set(bench.requests), "each request ends exactly once"
+        assert bench.drained == self.draining
+        for rid, finish in bench.finishes.items():
+            got = bench.answers.get(rid, [])
+            if finish.reason == "length" or finish.matched is not None:
+                assert got == bench.expected(rid)
+            elif finish.reason != "error":
+                assert got == bench.expected(rid)[: len(got)]
+            assert 0 <= bench.cached[rid] < max(1, len(bench.requests[rid].input_ids) // 4)
+        bench.assert_clean()
+
+
+TestSchedulerUnderClients = SchedulerUnderClients.TestCase
+TestSchedulerUnderClients.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)

@@ -1,0 +1,143 @@
+"""A scheduler under test together with its hash model, its clients' view and its laws."""
+
+from array import array
+from collections.abc import Sequence
+
+from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
+
+from tokenloom.scheduler_proc.core.intake import Limits
+from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.messages import (
+    AbortReq,
+    BatchTokenIDOut,
+    Drained,
+    Finish,
+    ToDetokenizer,
+    TokenizedGenerateReq,
+    ToScheduler,
+)
+from tokenloom.wire.sampling import SamplingParams
+
+CONTEXT = 256
+
+
+class Bench:
+    """`answers` and `finishes`: what the detokenizer has been told. Laws hold after each call."""
+
+    def __init__(
+        self,
+        *,
+        pool_tokens: int = 512,
+        page_size: int = 4,
+        max_running: int = 8,
+        chunk: int = 32,
+        max_prefill: int = 4096,
+        reuse: bool = True,
+        ratio: float = 1.0,
+    ) -> None:
+        settings = SchedulingConfig(
+            max_running_requests=max_running,
+            max_prefill_tokens=max_prefill,
+            chunked_prefill_size=chunk,
+            page_size=page_size,
+            schedule_conservativeness=ratio,
+            disable_radix_cache=not reuse,
+        )
+        num_pages = pool_tokens // page_size + 1
+        limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}))
+        self.scheduler = Scheduler(settings, limits, num_pages)
+        budget = min(chunk, max_prefill) if chunk else max(max_prefill, CONTEXT)
+        self.runner = HashRunner(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_rows=max_running,
+            budget=max(page_size, budget),
+        )
+        self.requests: dict[int, TokenizedGenerateReq] = {}
+        self.answers: dict[int, list[int]] = {}
+        self.finishes: dict[int, Finish] = {}
+        self.cached: dict[int, int] = {}
+        self.order: list[int] = []  # rids by first token
+        self.drained = False
+
+    def submit(self, prompt: Sequence[int], max_new: int | None = 8, **sampling: object) -> int:
+        rid = len(self.requests) + 1
+        params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
+        request = TokenizedGenerateReq(rid, array("i", prompt).tobytes(), params)
+        self.requests[rid] = request
+        self.send(request)
+        return rid
+
+    def send(self, message: ToScheduler) -> None:
+        self._note(self.scheduler.handle(message))
+        self.scheduler.check()
+
+    def abort(self, rid: int) -> None:
+        self.send(AbortReq(rid))
+
+    def step(self, *, meanwhile: Sequence[ToScheduler] = ()) -> bool:
+        """One step; `meanwhile` arrives while it is in flight. False if nothing was to be done."""
+        batch = self.scheduler.get_next_batch_to_run()
+        self.scheduler.check()
+        for message in meanwhile:
+            self.send(message)
+        if batch is None:
+            return False
+        self._note(self.scheduler.process_batch_result(self.runner.run(batch)))
+        self.scheduler.check()
+        return True
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until idle; returns the number of steps."""
+        for steps in range(limit):
+            if not self.step():
+                assert self.scheduler.idle, "work is left but no step is made"
+                return steps
+        raise AssertionError(f"not idle after {limit} steps")
+
+    def expected(self, rid: int) -> list[int]:
+        """The answer of the same request alone."""
+        request = self.requests[rid]
+        prompt = array("i")
+        prompt.frombytes(request.input_ids)
+        params = request.sampling
+        own = frozenset(params.stop_token_ids)
+        stops = own if params.ignore_eos else own | {EOS}
+        room = min(CONTEXT, self.scheduler._limits.pool_tokens) - len(prompt)
+        longest = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
+        return hash_answer(prompt, longest, stops)
+
+    def assert_right(self, *rids: int) -> None:
+        for rid in rids or self.requests:
+            finish = self.finishes[rid]
+            if finish.reason in ("stop", "length"):
+                assert self.answers.get(rid, []) == self.expected(rid), f"request {rid}"
+            elif finish.reason == "abort":
+                got = self.answers.get(rid, [])
+                assert got == self.expected(rid)[: len(got)], f"aborted request {rid}"
+
+    def assert_clean(self) -> None:
+        """Idle: every page is free or cached and unlocked, every row is free."""
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.used_tokens) == (0, 0, 0)
+        assert stats.free_rows == self.scheduler._settings.max_running_requests
+        assert stats.violations_total == 0
+        self.scheduler.check()
+
+    def _note(self, messages: list[ToDetokenizer]) -> None:
+        for message in messages:
+            if isinstance(message, Drained):
+                assert not self.drained
+                self.drained = True
+            assert isinstance(message, BatchTokenIDOut | Drained)
+            for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
+                assert row.rid not in self.finishes, f"request {row.rid} goes on after its end"
+                first = row.rid not in self.answers
+                assert (row.opened is not None) == first, "opened comes with the first row only"
+                if row.token_ids and not self.answers.get(row.rid):
+                    self.order.append(row.rid)
+                self.answers.setdefault(row.rid, []).extend(row.token_ids)
+                assert self.cached.setdefault(row.rid, row.cached_tokens) == row.cached_tokens
+                if row.finish is not None:
+                    self.finishes[row.rid] = row.finish

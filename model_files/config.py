@@ -4,6 +4,7 @@
 answer and decides what it can run. Tensors, tokenizers and that decision do not belong here.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -174,26 +175,28 @@ _GGUF_ROPE = {
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
-    "attn_factor": "attn_factor",
 }
 
 
 def _gguf_rope(keys: dict[str, Any]) -> dict[str, Any]:
-    kind = keys.pop("rope.scaling.type", "none")
-    rope: dict[str, Any] = {
-        "rope_type": "default" if kind == "none" else kind,
-        "rope_theta": keys.pop("rope.freq_base", 10000.0),
-    }
+    found = {name: keys.pop(f"rope.scaling.{key}", None) for key, name in _GGUF_ROPE.items()}
+    scaling = {name: value for name, value in found.items() if value is not None}
     legacy = keys.pop("rope.scale_linear", 1.0)
     if legacy != 1.0:
-        rope |= {"rope_type": "linear", "factor": legacy}
-    for key, name in _GGUF_ROPE.items():
-        value = keys.pop(f"rope.scaling.{key}", None)
-        if value is not None and kind != "none":
-            rope[name] = value
-    if kind == "linear":
-        rope.pop("original_max_position_embeddings", None)
-    return rope
+        scaling["factor"] = legacy
+    # A factor without a type means linear.
+    kind = keys.pop("rope.scaling.type", "linear" if scaling.get("factor", 1.0) > 1.0 else "none")
+    rope = {"rope_theta": keys.pop("rope.freq_base", 10000.0)}
+    scale = keys.pop("rope.scaling.attn_factor", 1.0)
+    if kind == "yarn":
+        # llama.cpp multiplies the paper's own factor by this one.
+        factor = scale * (1.0 + 0.1 * math.log(max(scaling.get("factor", 1.0), 1.0)))
+        return rope | scaling | {"rope_type": "yarn", "attention_factor": factor}
+    if scale != 1.0:
+        raise ModelError(f"rope.scaling.attn_factor {scale} with {kind} scaling is not supported")
+    if kind == "none":
+        return rope | {"rope_type": "default"}
+    return rope | {"rope_type": kind, "factor": scaling.get("factor", 1.0)}
 
 
 def _use_frequency_factors(rope: dict[str, Any], factors: list[float]) -> None:

@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFValueType
 from .errors import ModelError
 
 
-class _Reader(GGUFReader):  # type: ignore[misc]  # the package is untyped
+class _Reader(GGUFReader):
     """The package's reader, except that an array is taken in one go.
 
     The original makes several numpy views an element, which costs seconds for a vocabulary.
@@ -25,8 +25,8 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # the package is untyped
         self, orig_offs: int, raw_type: int
     ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
-            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
-        view = memoryview(self.data)
+            return super()._get_field_parts(orig_offs, raw_type)
+        view = self.data.data
         item, count = struct.unpack_from("<IQ", view, orig_offs)
         start = orig_offs + 12
         kinds = [GGUFValueType.ARRAY, GGUFValueType(item)] if count else [GGUFValueType.ARRAY]

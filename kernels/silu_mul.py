@@ -1,0 +1,21 @@
+"""The gated activation of the MLP. Called by the models."""
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). gate_up [..., 2 I] -> [..., I].
+
+    The gate is the first half. Raises ValueError if there are no two halves.
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up {tuple(gate_up.shape)} has no two halves")
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half].float(), gate_up[..., half:].float()
+    return gate / (1 + torch.exp(-gate)) * up

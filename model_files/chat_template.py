@@ -1,0 +1,39 @@
+"""The chat template that a model's files bring, as text.
+
+Called by the front, which renders it. Rendering and messages do not enter.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from .errors import ModelError
+from .gguf_file import metadata, open_gguf
+from .tokenizer import tokenizer_config
+
+
+def read_chat_template(path: str) -> str | None:
+    """Jinja source, or None if the model has no template. Raises ModelError.
+
+    In a directory chat_template.jinja goes before tokenizer_config.json.
+    """
+    if path.endswith(".gguf"):
+        return _text(metadata(open_gguf(path)).get("tokenizer.chat_template"))
+    file = Path(path) / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from error
+    return _text(tokenizer_config(path).get("chat_template"))
+
+
+def _text(value: Any) -> str | None:  # noqa: ANN401  # whatever the file holds
+    """A template may be one text, or a list of named ones of which "default" is the chat's."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        named = {
+            entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)
+        }
+        return _text(named.get("default"))
+    raise ModelError(f"the chat template is a {type(value).__name__}; text is expected")

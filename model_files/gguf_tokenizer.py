@@ -1,0 +1,209 @@
+"""A tokenizer built from the vocabulary inside a GGUF file: byte-level BPE or SentencePiece BPE.
+
+Called by `tokenizer`. What the file says in one word, the name of its pre-tokenizer, is spelled out
+here in a table; a name that is not in it is refused, since a guess would change every prompt. Key
+names and token types are those of the GGUF specification, behaviour is llama.cpp's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gguf import TokenType
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, processors
+from tokenizers import decoders as dec
+from tokenizers import pre_tokenizers as pre
+
+from .errors import ModelError
+from .sentencepiece_vocab import SPACE, derive_merges
+
+Metadata = dict[str, Any]
+
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_CL100K_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pre:
+    """How a byte-level vocabulary cuts text into words before merging."""
+
+    splits: tuple[str, ...]  # regular expressions, one after the other, on what the last left
+    ignore_merges: bool = False  # a whole word that is a token is taken without merging
+    adds_bos: bool = False  # where the file does not say
+    nfc: bool = False
+
+
+_GPT2 = _Pre((_GPT2_WORDS,))
+_SMOLLM = _Pre((r"\p{N}", _GPT2_WORDS))
+_LLAMA3 = _Pre(
+    (_CL100K_HEAD + r"\p{N}{1,3}" + _CL100K_TAIL,),
+    ignore_merges=True,
+    adds_bos=True,
+)
+# The original tokenizer normalises to NFC, which the file does not mention.
+_QWEN2 = _Pre((_CL100K_HEAD + r"\p{N}" + _CL100K_TAIL,), nfc=True)
+_DEFAULT = _Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
+
+_PRE_TOKENIZERS = {
+    "default": _DEFAULT,
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "olmo": _GPT2,
+    "mpt": _GPT2,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "refact": _SMOLLM,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "smaug-bpe": _Pre(_LLAMA3.splits),
+    "dbrx": _Pre(_LLAMA3.splits),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _Pre(_QWEN2.splits),
+}
+
+
+def gguf_tokenizer(meta: Metadata) -> Tokenizer:
+    """Raises ModelError for a kind of vocabulary or a pre-tokenizer that is not known."""
+    kind = meta.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        return _byte_level_bpe(meta)
+    if kind == "llama":
+        return _sentencepiece_bpe(meta)
+    raise ModelError(f"tokenizer.ggml.model {kind!r} is not supported; known: gpt2, llama")
+
+
+def gguf_tokenizer_size(meta: Metadata) -> int:
+    """Ids that can be spelled: rows of type UNUSED at the end only fill up the embedding."""
+    size = len(_tokens(meta))
+    types = _token_types(meta)
+    while size and types[size - 1] == TokenType.UNUSED:
+        size -= 1
+    return size
+
+
+def gguf_special_tokens(meta: Metadata) -> dict[str, str]:
+    tokens = _tokens(meta)
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {role: meta.get(f"tokenizer.ggml.{key}_token_id") for role, key in keys.items()}
+    return {role: tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
+
+
+def _byte_level_bpe(meta: Metadata) -> Tokenizer:
+    name = meta.get("tokenizer.ggml.pre", "default")
+    if name not in _PRE_TOKENIZERS:
+        known = ", ".join(sorted(_PRE_TOKENIZERS))
+        raise ModelError(f"tokenizer.ggml.pre {name!r} is not supported; known: {known}")
+    rules = _PRE_TOKENIZERS[name]
+    if "tokenizer.ggml.merges" not in meta:
+        raise ModelError("the GGUF file has a gpt2 vocabulary but no tokenizer.ggml.merges")
+    vocab = {token: token_id for token_id, token in enumerate(_tokens(meta))}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_merges(meta), ignore_merges=rules.ignore_merges)
+    )
+    if rules.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    splits = [pre.Split(Regex(regex), behavior="isolated") for regex in rules.splits]
+    byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre.Sequence([*splits, byte_level])
+    tokenizer.decoder = dec.ByteLevel()
+    _add_tokens(tokenizer, zip(_tokens(meta), _token_types(meta), strict=True))
+    _add_bos(tokenizer, meta, rules.adds_bos)
+    return tokenizer
+
+
+def _sentencepiece_bpe(meta: Metadata) -> Tokenizer:
+    if meta.get("tokenizer.ggml.precompiled_charsmap"):
+        raise ModelError("a SentencePiece vocabulary with a normalisation map is not supported")
+    types = _token_types(meta)
+    # A user-defined token is matched in the text as the user writes it.
+    tokens = [
+        token.replace(SPACE, " ") if kind == TokenType.USER_DEFINED else token
+        for token, kind in zip(_tokens(meta), types, strict=True)
+    ]
+    if "tokenizer.ggml.merges" in meta:
+        merges = _merges(meta)
+    else:
+        pieces = [i for i, kind in enumerate(types) if kind == TokenType.NORMAL]
+        merges = derive_merges(tokens, _scores(meta, len(tokens)), pieces)
+    unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=merges,
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=TokenType.BYTE in types,
+        )
+    )
+    # Every stretch of plain text gets the space in front, also after a special token.
+    prefixed = meta.get("tokenizer.ggml.add_space_prefix", True)
+    front = [normalizers.Prepend(SPACE)] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
+    back = [dec.Strip(" ", 1, 0)] if prefixed else []
+    tokenizer.decoder = dec.Sequence(
+        [dec.Replace(SPACE, " "), dec.ByteFallback(), dec.Fuse(), *back]
+    )
+    _add_tokens(tokenizer, zip(tokens, types, strict=True))
+    _add_bos(tokenizer, meta, True)
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, typed_tokens: Iterable[tuple[str, int]]) -> None:
+    """Control tokens are special (not part of an answer's text), user-defined ones are text."""
+    control = (TokenType.CONTROL, TokenType.UNKNOWN)
+    special, plain = [], []
+    for token, kind in typed_tokens:
+        if kind in control:
+            special.append(AddedToken(token, special=True, normalized=False))
+        elif kind == TokenType.USER_DEFINED:
+            plain.append(AddedToken(token, special=False, normalized=False))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(plain)
+
+
+def _add_bos(tokenizer: Tokenizer, meta: Metadata, by_default: bool) -> None:
+    if not meta.get("tokenizer.ggml.add_bos_token", by_default):
+        return
+    bos = gguf_special_tokens(meta).get("bos_token")
+    if bos is None:
+        if "tokenizer.ggml.add_bos_token" in meta:
+            raise ModelError("the GGUF file asks for a BOS token but has no valid bos_token_id")
+        return
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A"], special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
+
+
+def _tokens(meta: Metadata) -> list[str]:
+    tokens: list[str] = meta.get("tokenizer.ggml.tokens", [])
+    if not tokens:
+        raise ModelError("the GGUF file has no tokenizer.ggml.tokens")
+    return tokens
+
+
+def _token_types(meta: Metadata) -> list[int]:
+    count = len(_tokens(meta))
+    types: list[int] = meta.get("tokenizer.ggml.token_type", [int(TokenType.NORMAL)] * count)
+    if len(types) != count:
+        raise ModelError(f"the GGUF file has {count} tokens but {len(types)} token types")
+    return types
+
+
+def _merges(meta: Metadata) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for line in meta["tokenizer.ggml.merges"]:
+        left, space, right = line.partition(" ")
+        if not (left and space and right):
+            raise ModelError(f"tokenizer.ggml.merges holds {line!r}, which is no pair")
+        pairs.append((left, right))
+    return pairs
+
+
+def _scores(meta: Metadata, count: int) -> list[float]:
+    scores: list[float] = meta.get("tokenizer.ggml.scores", [])
+    if len(scores) != count:
+        raise ModelError(f"the GGUF file has {count} tokens but {len(scores)} scores")
+    return scores

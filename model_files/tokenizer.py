@@ -1,0 +1,130 @@
+"""The tokenizer of a model's files, whatever their format, and the names of its special tokens.
+
+Called by the front (text to ids), the detokenizer (ids to text) and the scheduler (how many ids
+can be spelled). A directory brings a tokenizer.json; the vocabulary of a .gguf file is built in
+`gguf_tokenizer`. Chat templates and requests do not enter.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from .errors import ModelError
+from .gguf_file import metadata, open_gguf
+from .gguf_tokenizer import gguf_special_tokens, gguf_tokenizer, gguf_tokenizer_size
+
+# Roles that chat templates may name; each is a variable of the template when the model has it.
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer of a directory or .gguf file. Raises ModelError, naming what is missing.
+
+    `encode` adds BOS where the model wants one. EOS is never added: a prompt is to be continued.
+    """
+    if path.endswith(".gguf"):
+        return gguf_tokenizer(metadata(open_gguf(path)))
+    try:
+        tokenizer = Tokenizer.from_file(str(_tokenizer_json(Path(path))))
+    except Exception as error:  # the library raises bare Exception for a file it cannot read
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"tokenizer.json of {path} cannot be read: {error}") from error
+    # Some files carry the cutting and padding of their training run.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _add_declared_tokens(tokenizer, tokenizer_config(path))
+    return tokenizer
+
+
+def tokenizer_size(path: str) -> int:
+    """The number of ids that the tokenizer can spell: its highest id plus one.
+
+    Embedding rows beyond it are padding that must not be sampled. Nothing is built to find out.
+    """
+    if path.endswith(".gguf"):
+        return gguf_tokenizer_size(metadata(open_gguf(path)))
+    file = _tokenizer_json(Path(path))
+    try:
+        sizes = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    vocab = sizes.model.vocab
+    ids = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values())
+    ids += [token.id for token in sizes.added_tokens]
+    ids += [int(token_id) for token_id in tokenizer_config(path).get("added_tokens_decoder", {})]
+    return max(ids, default=-1) + 1
+
+
+def read_special_tokens(path: str) -> dict[str, str]:
+    """Role -> token, for the SPECIAL_ROLES that the files name."""
+    if path.endswith(".gguf"):
+        return gguf_special_tokens(metadata(open_gguf(path)))
+    found: dict[str, str] = {}
+    for config in (_read_json(Path(path) / "special_tokens_map.json"), tokenizer_config(path)):
+        for role in SPECIAL_ROLES:
+            value = config.get(role)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[role] = text
+    return found
+
+
+def tokenizer_config(path: str) -> dict[str, Any]:
+    """tokenizer_config.json of a directory; empty if there is none. Raises ModelError."""
+    return _read_json(Path(path) / "tokenizer_config.json")
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+
+
+class _Added(msgspec.Struct):
+    id: int
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+def _tokenizer_json(directory: Path) -> Path:
+    file = directory / "tokenizer.json"
+    if file.is_file():
+        return file
+    if (directory / "tokenizer.model").is_file():
+        raise ModelError(
+            f"{directory} has a tokenizer.model but no tokenizer.json, which is needed; "
+            "save it with transformers' AutoTokenizer(...).save_pretrained, or serve a .gguf"
+        )
+    raise ModelError(f"{directory} has no tokenizer.json")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _add_declared_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Tokens that only tokenizer_config.json declares, under the ids it gives them."""
+    declared = config.get("added_tokens_decoder", {})
+    known = tokenizer.get_added_tokens_decoder()
+    for token_id in sorted(int(key) for key in declared):
+        if token_id in known:
+            continue
+        fields = dict(declared[str(token_id)])
+        text = fields.pop("content")
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        token = AddedToken(text, **{name: bool(fields[name]) for name in flags if name in fields})
+        tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(text) != token_id:
+            raise ModelError(
+                f"tokenizer_config.json gives {text!r} the id {token_id}, "
+                f"but tokenizer.json leads to {tokenizer.token_to_id(text)}"
+            )

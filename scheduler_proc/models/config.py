@@ -1,0 +1,308 @@
+"""ModelSpec: what the decoder computes, parsed from a config.json-style dict.
+
+Called by the loader. Whatever a config asks for and the decoder does not do is refused here by
+name, so that no key which changes the maths is ever ignored. No tensors.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...model_files.errors import ModelError
+
+Config = dict[str, Any]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "freq_factors"]
+
+
+@dataclass(slots=True, frozen=True)
+class RopeSpec:
+    """How positions become angles. Fields beyond `theta` matter to the kinds that name them."""
+
+    theta: float
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin
+    truncate: bool = True
+    factors: tuple[float, ...] = ()  # divisors of the frequencies, [head_dim // 2]
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSpec:
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    tied: bool  # the head is the embedding
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(slots=True, frozen=True)
+class _Family:
+    """Where an architecture's modelling code differs from Llama's."""
+
+    attention_bias: Literal["config", "qkv", "none"] = "none"
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_by_default: bool = False  # the window counts without use_sliding_window
+    default_head_dim: int | None = None
+
+
+FAMILIES = {
+    "LlamaForCausalLM": _Family(attention_bias="config", mlp_bias=True),
+    "MistralForCausalLM": _Family(sliding_by_default=True),
+    "Qwen2ForCausalLM": _Family(attention_bias="qkv"),
+    "Qwen3ForCausalLM": _Family(attention_bias="config", qk_norm=True, default_head_dim=128),
+}
+
+# Keys of other architectures' maths: refused unless they ask for nothing.
+_UNSUPPORTED = {
+    "quantization_config": "quantised safetensors",
+    "compression_config": "quantised safetensors",
+    "num_local_experts": "mixture of experts",
+    "num_experts": "mixture of experts",
+    "n_routed_experts": "mixture of experts",
+    "moe_intermediate_size": "mixture of experts",
+    "attn_logit_softcapping": "logit softcapping",
+    "final_logit_softcapping": "logit softcapping",
+    "no_rope_layers": "layers without rotary embedding",
+    "attention_chunk_size": "chunked attention",
+}
+_NEUTRAL_AT_ONE = (
+    "logit_scale",
+    "logits_scaling",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "partial_rotary_factor",
+    "rotary_pct",
+)
+
+
+def parse_spec(config: Config) -> ModelSpec:
+    """Raises ModelError naming the first thing that is missing, malformed or not supported."""
+    architecture = (config.get("architectures") or [None])[0]
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None or not isinstance(architecture, str):
+        raise ModelError(
+            f"architecture {architecture!r} is not supported (known: {', '.join(FAMILIES)})"
+        )
+    _refuse_unsupported(config, family)
+    context_length = _integer(config, "max_position_embeddings")
+    attention_bias = _flag(config, "attention_bias")
+    if attention_bias and family.attention_bias == "none":
+        raise ModelError(f"attention_bias is not supported for {architecture}")
+    if _flag(config, "mlp_bias") and not family.mlp_bias:
+        raise ModelError(f"mlp_bias is not supported for {architecture}")
+    with_bias = attention_bias and family.attention_bias == "config"
+    hidden_size = _integer(config, "hidden_size")
+    num_heads, num_kv_heads, head_dim = _heads(config, hidden_size, family)
+    return ModelSpec(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        intermediate_size=_integer(config, "intermediate_size"),
+        num_layers=_integer(config, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=_integer(config, "vocab_size"),
+        context_length=context_length,
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        rope=parse_rope(config, context_length, head_dim),
+        tied=_flag(config, "tie_word_embeddings"),
+        qkv_bias=with_bias or family.attention_bias == "qkv",
+        o_bias=with_bias,
+        mlp_bias=_flag(config, "mlp_bias"),
+        qk_norm=family.qk_norm,
+    )
+
+
+def _heads(config: Config, hidden_size: int, family: _Family) -> tuple[int, int, int]:
+    """Query heads, KV heads, head size."""
+    num_heads = _integer(config, "num_attention_heads")
+    num_kv_heads = _integer(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    if config.get("head_dim") is None and family.default_head_dim is None:
+        if hidden_size % num_heads:
+            raise ModelError(
+                f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
+            )
+        head_dim = hidden_size // num_heads
+    else:
+        head_dim = _integer(config, "head_dim", family.default_head_dim)
+    if head_dim % 2:
+        raise ModelError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _refuse_unsupported(config: Config, family: _Family) -> None:
+    for key, what in _UNSUPPORTED.items():
+        if config.get(key):
+            raise ModelError(f"{key} {config[key]!r}: {what} is not supported")
+    for key in _NEUTRAL_AT_ONE:
+        if config.get(key) not in (None, 1, 1.0):
+            raise ModelError(f"{key} {config[key]!r} is not supported")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(f"hidden_act {activation!r} is not supported (known: silu)")
+    _refuse_sliding_window(config, family)
+
+
+def _refuse_sliding_window(config: Config, family: _Family) -> None:
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        others = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        if others:
+            raise ModelError(f"layer_types {', '.join(others)}: only full_attention is supported")
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", family.sliding_by_default)
+    first = config.get("max_window_layers", 0)
+    # Layers below max_window_layers attend to everything.
+    if window is None or not used or first >= config.get("num_hidden_layers", 0):
+        return
+    # A window as long as the context cuts nothing.
+    if layer_types is None and window < config.get("max_position_embeddings", math.inf):
+        raise ModelError(f"sliding_window {window}: sliding window attention is not supported")
+
+
+_SCALING_KEYS: dict[RopeKind, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    },
+    "yarn": {
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "finetuned",
+    },
+    "freq_factors": {"factors"},
+}
+
+
+def parse_rope(config: Config, context_length: int, head_dim: int) -> RopeSpec:
+    """Both spellings: `rope_scaling` beside `rope_theta`, and `rope_parameters` with both."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise ModelError(f"rope_scaling must be an object, got {scaling!r}")
+    kind = _rope_kind(scaling)
+    asked = {key for key, value in scaling.items() if value is not None}
+    if asked & {"partial_rotary_factor"} and scaling["partial_rotary_factor"] == 1.0:
+        asked.discard("partial_rotary_factor")
+    unknown = asked - _SCALING_KEYS[kind] - {"rope_type", "type", "rope_theta"}
+    if unknown:
+        raise ModelError(f"RoPE scaling {kind!r}: {', '.join(sorted(unknown))} is not supported")
+    theta = _number(config, "rope_theta", 10000.0)
+    theta = _number(scaling, "rope_theta", theta)
+    if kind == "default":
+        return RopeSpec(theta)
+    if kind == "freq_factors":
+        factors = tuple(float(value) for value in scaling["factors"])
+        if len(factors) != head_dim // 2:
+            raise ModelError(f"{len(factors)} RoPE frequency factors for head size {head_dim}")
+        return RopeSpec(theta, kind, factors=factors)
+    original = config.get("original_max_position_embeddings")
+    if original is not None:
+        scaling = scaling | {"original_max_position_embeddings": original}
+    return _scaled(kind, theta, scaling, context_length)
+
+
+def _rope_kind(scaling: Config) -> RopeKind:
+    asked = scaling.get("rope_type") or scaling.get("type") or "default"
+    for kind in _SCALING_KEYS:
+        if kind == asked:
+            return kind
+    known = ", ".join(kind for kind in _SCALING_KEYS if kind != "freq_factors")
+    raise ModelError(f"RoPE scaling {asked!r} is not supported (known: {known})")
+
+
+def _scaled(kind: RopeKind, theta: float, scaling: Config, context_length: int) -> RopeSpec:
+    factor = _number(scaling, "factor")
+    if kind == "linear":
+        return RopeSpec(theta, kind, factor)
+    original = _integer(scaling, "original_max_position_embeddings", context_length)
+    if kind == "llama3":
+        low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+        return RopeSpec(theta, kind, factor, low, high, original)
+    return RopeSpec(
+        theta,
+        kind,
+        factor,
+        original_context=original,
+        beta_fast=_number(scaling, "beta_fast", 32.0),
+        beta_slow=_number(scaling, "beta_slow", 1.0),
+        attention_factor=_yarn_attention_factor(scaling, factor),
+        truncate=_flag(scaling, "truncate", True),
+    )
+
+
+def _yarn_attention_factor(scaling: Config, factor: float) -> float:
+    """YaRN (arXiv:2309.00071) eq. 22, with DeepSeek's mscale where a config gives both."""
+    if scaling.get("attention_factor") is not None:
+        return _number(scaling, "attention_factor")
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+
+
+def _integer(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int or value < 1:
+        raise ModelError(f"config: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def _number(config: Config, key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    value = default if value is None else value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or not number or not 0.0 < value < math.inf:
+        raise ModelError(f"config: {key} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _flag(config: Config, key: str, default: bool = False) -> bool:
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not bool:
+        raise ModelError(f"config: {key} must be true or false, got {value!r}")
+    return value

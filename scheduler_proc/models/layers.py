@@ -1,0 +1,126 @@
+"""The pieces a decoder is made of: linear map, RMSNorm, rotary embedding with its scalings.
+
+Used by the model files. A layer owns its parameters as plain tensors without gradient, made empty:
+the loader fills them. No names of checkpoints and no reading of files here.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ...kernels.rms_norm import rms_norm
+from ...kernels.rotary import apply_rotary
+from .config import RopeSpec
+
+# oneDNN lays a packed weight out for about this many rows; measured good from 1 to 512.
+_PACK_BATCH_HINT = 32
+_PACK_MIN_ELEMENTS = 1 << 16
+
+
+class Linear:
+    """y = x W^T + b. x [T, in], W [out, in], b [out] or None.
+
+    After `pack`, W lives in the layout of the CPU's matrix library alone: F.linear would bring it
+    into that layout in every call, which halves the speed of small batches.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight: torch.Tensor | None = weight
+        self.bias = bias
+        self._packed: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed is None:
+            assert self.weight is not None
+            return F.linear(x, self.weight, self.bias)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._packed, self.bias, "none", [], ""
+        )
+        return y
+
+    def pack(self) -> None:
+        """Call once, when the weight is final. Frees this layer's hold on the plain weight."""
+        weight = self.weight
+        if weight is None or weight.numel() < _PACK_MIN_ELEMENTS or not _can_pack(weight):
+            return
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_BATCH_HINT)
+        self.weight = None
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    """The operators are private to torch, so a build may lack them or their bfloat16 form."""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class RMSNorm:
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Norm of x, or of x + residual, which is then also left in `residual`."""
+        return rms_norm(x, self.weight, self._eps, residual)
+
+
+class RotaryEmbedding:
+    """The table of cosines and sines of positions 0 .. max_positions - 1, shared by all layers."""
+
+    def __init__(self, rope: RopeSpec, head_dim: int, max_positions: int, device: str) -> None:
+        angles = torch.outer(
+            torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
+        )
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(rope.attention_factor)
+        self.cos_sin = table.to(device)  # [max_positions, head_dim] float32
+
+    def __call__(self, heads: torch.Tensor, positions: torch.Tensor) -> None:
+        """Turn heads [T, N, head_dim] in place."""
+        apply_rotary(heads, positions, self.cos_sin)
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair, [head_dim // 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    match rope.kind:
+        case "default":
+            return plain
+        case "linear":
+            return plain / rope.factor
+        case "freq_factors":
+            return plain / torch.tensor(rope.factors)
+        case "llama3":
+            return _llama3(plain, rope)
+        case "yarn":
+            return _yarn(plain, rope, head_dim)
+
+
+def _llama3(plain: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
+    """Meta's Llama 3.1 scaling: long waves are stretched, short ones kept, a ramp between."""
+    turns = rope.original_context * plain / (2 * math.pi)  # in the original context
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = ramp.clamp(0.0, 1.0)
+    return (1 - kept) * plain / rope.factor + kept * plain
+
+
+def _yarn(plain: torch.Tensor, rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """YaRN, arXiv:2309.00071 section 3.2: a ramp over pairs between beta_fast and beta_slow."""
+
+    def dimension(turns: float) -> float:
+        """The (fractional) pair that turns so often within the original context."""
+        wave = rope.original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(wave) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return stretched * plain / rope.factor + (1 - stretched) * plain

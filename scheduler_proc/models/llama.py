@@ -1,0 +1,144 @@
+"""The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM differ by ModelSpec alone.
+
+Built by the loader, called by the runner. `forward` sees only a ForwardBatch; it does not know
+requests, pages or sampling.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from ...kernels.kv_store import kv_store
+from ...kernels.paged_attention import paged_attention
+from ...kernels.silu_mul import silu_mul
+from .config import ModelSpec
+from .forward_batch import ForwardBatch
+from .layers import Linear, RMSNorm, RotaryEmbedding
+
+Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
+
+
+class _Maker:
+    """Makes empty parameters and notes which checkpoint tensors fill which of their rows."""
+
+    def __init__(self, dtype: torch.dtype, device: str) -> None:
+        self._dtype = dtype
+        self._device = device
+        self.slots: Slots = {}
+
+    def empty(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self.slots[name] = tensor
+        return tensor
+
+    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
+        return RMSNorm(self.empty(f"{name}.weight", size), eps)
+
+    def linear(self, prefix: str, parts: dict[str, int], inputs: int, *, bias: bool) -> Linear:
+        """One linear map whose output rows are the named parts, one below the other."""
+        rows = sum(parts.values())
+        weight = torch.empty(rows, inputs, dtype=self._dtype, device=self._device)
+        bias_row = torch.empty(rows, dtype=self._dtype, device=self._device) if bias else None
+        start = 0
+        for name, size in parts.items():
+            self.slots[f"{prefix}.{name}.weight"] = weight[start : start + size]
+            if bias_row is not None:
+                self.slots[f"{prefix}.{name}.bias"] = bias_row[start : start + size]
+            start += size
+        return Linear(weight, bias_row)
+
+
+class _Attention:
+    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, rotary: RotaryEmbedding) -> None:
+        q, kv = spec.q_size, spec.kv_size
+        parts = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        self.qkv_proj = make.linear(prefix, parts, spec.hidden_size, bias=spec.qkv_bias)
+        self.o_proj = make.linear(prefix, {"o_proj": spec.hidden_size}, q, bias=spec.o_bias)
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            self.q_norm = make.norm(f"{prefix}.q_norm", spec.head_dim, spec.rms_norm_eps)
+            self.k_norm = make.norm(f"{prefix}.k_norm", spec.head_dim, spec.rms_norm_eps)
+        self._rotary = rotary
+        self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self._head_dim = spec.head_dim
+
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, layer: int) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; writes the new keys and values of this layer."""
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
+        q, k, v = torch.split(heads, self._heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q.copy_(self.q_norm(q))
+            k.copy_(self.k_norm(k))
+        # Queries and keys lie side by side: one call turns both.
+        self._rotary(heads[:, : q.shape[1] + k.shape[1]], batch.positions)
+        k_cache, v_cache = batch.k_cache[layer], batch.v_cache[layer]
+        kv_store(k, v, k_cache, v_cache, batch.out_cache_loc)
+        out = paged_attention(
+            q, k_cache, v_cache, batch.request_slots, batch.extend_lens, self._head_dim**-0.5
+        )
+        return self.o_proj(out.view(x.shape[0], -1))
+
+
+class _DecoderLayer:
+    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, rotary: RotaryEmbedding) -> None:
+        hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.rms_norm_eps
+        self.input_norm = make.norm(f"{prefix}.input_layernorm", hidden, eps)
+        self.attention = _Attention(spec, make, f"{prefix}.self_attn", rotary)
+        self.post_attention_norm = make.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+        mlp, bias = f"{prefix}.mlp", spec.mlp_bias
+        self.gate_up_proj = make.linear(
+            mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=bias
+        )
+        self.down_proj = make.linear(mlp, {"down_proj": hidden}, inner, bias=bias)
+
+    def linears(self) -> tuple[Linear, ...]:
+        attention = self.attention
+        return attention.qkv_proj, attention.o_proj, self.gate_up_proj, self.down_proj
+
+
+class LlamaForCausalLM:
+    """Parameters are empty after construction; `weight_slots` says what fills them."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: str) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        make = _Maker(dtype, device)
+        self.embedding = make.empty("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        rotary = RotaryEmbedding(spec.rope, spec.head_dim, spec.context_length, device)
+        self.layers = [
+            _DecoderLayer(spec, make, f"model.layers.{index}", rotary)
+            for index in range(spec.num_layers)
+        ]
+        self.norm = make.norm("model.norm", spec.hidden_size, spec.rms_norm_eps)
+        head = self.embedding
+        if not spec.tied:
+            head = make.empty("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        self.lm_head = Linear(head)
+        self._slots: Slots | None = make.slots
+
+    @property
+    def weight_slots(self) -> Slots:
+        """Every tensor a checkpoint must hold, as a view to copy it into. Gone after `finish`."""
+        if self._slots is None:
+            raise RuntimeError("the weights of this model are final")
+        return self._slots
+
+    def finish(self) -> None:
+        """Call once, when every slot is filled: lays the weights out for speed."""
+        self._slots = None  # its views would keep the plain weights alive
+        for layer in self.layers:
+            for linear in layer.linears():
+                linear.pack()
+        self.lm_head.pack()
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
+        x = residual = F.embedding(batch.input_ids, self.embedding)  # [T, hidden]
+        for index, layer in enumerate(self.layers):
+            x = layer.input_norm(x) if index == 0 else layer.input_norm(x, residual)
+            x = layer.attention(x, batch, index)
+            x = layer.post_attention_norm(x, residual)
+            x = layer.down_proj(silu_mul(layer.gate_up_proj(x)))
+        wanted = batch.logit_indices
+        x = self.norm(x.index_select(0, wanted), residual.index_select(0, wanted))
+        return self.lm_head(x).float()

@@ -1,0 +1,90 @@
+"""From a local path to a model ready to run. Called by the runner, once."""
+
+import logging
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tqdm import tqdm
+
+from ...model_files.config import read_config
+from ...model_files.errors import ModelError
+from .config import ModelSpec, parse_spec
+from .gguf_weights import fill_from_gguf
+from .llama import LlamaForCausalLM
+from .registry import MODELS
+from .weights import Progress, fill_from_safetensors
+
+log = logging.getLogger(__name__)
+LoadFormat = Literal["auto", "dummy"]
+_DUMMY_SEED = 0
+_DUMMY_STD = 0.02
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    load_format: LoadFormat,
+    context_length: int | None,
+) -> LlamaForCausalLM:
+    """The model of a directory or .gguf file, its weights in `dtype` on `device`.
+
+    `dummy` reads the config alone and makes seeded random weights. `context_length` in tokens
+    lowers the model's own limit. Raises ModelError with the reason and what to do.
+    """
+    spec = limit_context(parse_spec(read_config(path)), context_length)
+    started = time.perf_counter()
+    log.info("loading %s (%s, %s)", path, spec.architecture, dtype)
+    model = MODELS[spec.architecture](spec, dtype, device)
+    total = sum(slot.nbytes for slot in model.weight_slots.values())
+    with _bar(total) as bar:
+        _fill(model, path, load_format, bar.update)
+    model.finish()
+    log.info("loaded %.0f MB in %.1f s", total / 1e6, time.perf_counter() - started)
+    return model
+
+
+def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:
+    if context_length is None:
+        return spec
+    if context_length > spec.context_length:
+        raise ModelError(
+            f"context length {context_length} is above the model's own {spec.context_length}"
+        )
+    return replace(spec, context_length=context_length)
+
+
+def _fill(model: LlamaForCausalLM, path: str, load_format: LoadFormat, progress: Progress) -> None:
+    if load_format == "dummy":
+        fill_dummy(model)
+    elif path.endswith(".gguf"):
+        fill_from_gguf(model, path, progress)
+    else:
+        fill_from_safetensors(model, Path(path), progress)
+
+
+def fill_dummy(model: LlamaForCausalLM) -> None:
+    """Norms one, the rest small and normal: the logits stay finite at any depth."""
+    generator = torch.Generator().manual_seed(_DUMMY_SEED)
+    for name, slot in model.weight_slots.items():
+        if name.endswith("norm.weight"):
+            slot.fill_(1.0)
+        else:
+            slot.copy_(torch.empty(slot.shape).normal_(0.0, _DUMMY_STD, generator=generator))
+
+
+def _bar(total: int) -> "tqdm[None]":
+    """Shown to a person only; a log gets one line before and one after."""
+    return tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        desc="weights",
+        leave=False,
+        disable=not sys.stderr.isatty(),
+    )

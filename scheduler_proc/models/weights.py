@@ -1,0 +1,128 @@
+"""Filling a model's parameters from safetensors files, and the rules that hold for any format.
+
+Called by the loader. Every tensor of the files is used or named in an error, and so is every
+parameter that no file fills. Files are mapped; pickles are never read.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import orjson
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...model_files.errors import ModelError
+from .llama import LlamaForCausalLM
+
+HEAD = "lm_head.weight"
+INDEX = "model.safetensors.index.json"
+Progress = Callable[[int], object]  # called with the bytes of each parameter that was filled
+
+
+def fill_from_safetensors(model: LlamaForCausalLM, directory: Path, progress: Progress) -> None:
+    """Raises ModelError for missing, unknown, doubled or misshapen tensors."""
+    place = _locate(directory)
+    check_names(place.keys() - {_ignored_head(model)}, model.weight_slots)
+    for path in sorted(set(place.values())):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                if name in model.weight_slots:
+                    fill(model, name, file.get_tensor(name))
+                    progress(model.weight_slots[name].nbytes)
+    if _ignored_head(model) in place:
+        with safe_open(place[HEAD], framework="pt") as file:
+            check_tied_head(model, file.get_tensor(HEAD))
+
+
+def _ignored_head(model: LlamaForCausalLM) -> str | None:
+    """A tied model's files may repeat the embedding as the head: compared, not loaded."""
+    return HEAD if model.spec.tied else None
+
+
+def check_names(found: Collection[str], wanted: Collection[str]) -> None:
+    """Both ways: nothing in the files is left unused, no parameter is left empty."""
+    unknown = [name for name in found if name not in wanted]
+    if unknown:
+        raise ModelError(f"the model files hold tensors that are not used: {_some(unknown)}")
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelError(f"the model files lack tensors: {_some(missing)}")
+
+
+def fill(model: LlamaForCausalLM, name: str, tensor: torch.Tensor) -> None:
+    slot = model.weight_slots[name]
+    if tensor.shape != slot.shape:
+        raise ModelError(
+            f"{name} has shape {list(tensor.shape)}, the config asks for {list(slot.shape)}"
+        )
+    if not tensor.dtype.is_floating_point:
+        raise ModelError(f"{name} is of type {tensor.dtype}, which is not supported")
+    slot.copy_(tensor)
+
+
+def check_tied_head(model: LlamaForCausalLM, head: torch.Tensor) -> None:
+    """A head that differs from the embedding contradicts the config: neither may win silently."""
+    if not torch.equal(head.to(model.embedding), model.embedding):
+        raise ModelError(
+            f"the config says tie_word_embeddings, but the files hold a different {HEAD}; "
+            "set tie_word_embeddings to false to use it, or remove it"
+        )
+
+
+def _locate(directory: Path) -> dict[str, Path]:
+    """Tensor name -> file. An index says which files count; without one, all of them do."""
+    index = directory / INDEX
+    listed = _read_index(index) if index.is_file() else None
+    if listed is not None:
+        paths: Iterable[Path] = sorted({directory / file for file in listed.values()})
+    else:
+        paths = sorted(directory.glob("*.safetensors"))
+    place: dict[str, Path] = {}
+    for path in paths:
+        for name in _names(path):
+            if name.endswith("rotary_emb.inv_freq"):
+                continue  # a buffer old checkpoints saved; the config says the same
+            if name in place:
+                raise ModelError(f"{name} is both in {place[name].name} and in {path.name}")
+            place[name] = path
+    if not place:
+        raise ModelError(f"{directory} holds no .safetensors files (other formats are not read)")
+    if listed is not None:
+        _check_index(listed, place)
+    return place
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        listed = orjson.loads(path.read_bytes())["weight_map"]
+        files = set(listed.values())
+    except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is no index of safetensors files") from error
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(f"{path} names {file!r}, which is no file beside it")
+    return dict(listed)
+
+
+def _check_index(listed: dict[str, str], place: dict[str, Path]) -> None:
+    for name, file in listed.items():
+        if not name.endswith("rotary_emb.inv_freq") and (
+            name not in place or place[name].name != file
+        ):
+            raise ModelError(f"{INDEX} says that {name} is in {file}, but it is not")
+    unlisted = [name for name in place if name not in listed]
+    if unlisted:
+        raise ModelError(f"{INDEX} does not list {_some(unlisted)}")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

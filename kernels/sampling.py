@@ -21,8 +21,8 @@ import torch
 _MASK64 = (1 << 64) - 1
 _GOLDEN64 = 0x9E3779B97F4A7C15
 _LARGEST_BELOW_1 = 1.0 - 2.0**-24
-# Widths of the partial sorts that top_p tries before it sorts the whole vocabulary.
-_TOP_P_WIDTHS = (128, 2048)
+# top_p sorts only ids at least so likely, relative to the likeliest, if these hold enough mass.
+_TOP_P_CUTS = (1e-2, 1e-4, 1e-6)
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,8 +75,8 @@ def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor | None:
         ids = largest(scaled, how.top_k)
     if how.top_p < 1.0:
         values = scaled if ids is None else scaled[ids]
-        nucleus = largest(values, nucleus_size(values, how.top_p))
-        ids = nucleus if ids is None else ids[nucleus]
+        likely = nucleus(values, how.top_p)
+        ids = likely if ids is None else ids[likely]
     if how.min_p > 0.0:
         # p >= min_p * p_max, in logs and without normalising
         values = scaled if ids is None else scaled[ids]
@@ -87,7 +87,31 @@ def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor | None:
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Indices of the `count` largest of values [V], ascending; of ties the lowest indices."""
-    threshold = values.topk(count).values[-1]
+    return _at_least(values, values.topk(count).values[-1], count)
+
+
+def nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Indices that top_p keeps: those with less than top_p of the softmax's mass before them.
+
+    (Holtzman et al. 2020: the smallest set of likeliest ids whose mass reaches top_p.) Ascending,
+    at least one; of ties the lowest indices.
+    """
+    probs = scaled.softmax(-1)
+    largest_prob = probs.amax()
+    head = probs
+    for cut in _TOP_P_CUTS:
+        candidates = probs[probs >= cut * largest_prob]
+        if float(candidates.sum(dtype=torch.float64)) >= top_p:
+            head = candidates
+            break
+    head = head.sort(descending=True).values
+    before = head.cumsum(-1, dtype=torch.float64) - head
+    count = int((before < top_p).sum())
+    return _at_least(probs, head[count - 1], count)
+
+
+def _at_least(values: torch.Tensor, threshold: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` indices whose values reach the count-th largest, `threshold`."""
     indices = (values >= threshold).nonzero().squeeze(-1)
     excess = indices.numel() - count
     if excess == 0:
@@ -95,20 +119,6 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     keep = torch.ones_like(indices, dtype=torch.bool)
     keep[(values[indices] == threshold).nonzero().squeeze(-1)[-excess:]] = False
     return indices[keep]
-
-
-def nucleus_size(scaled: torch.Tensor, top_p: float) -> int:
-    """How many of the most likely ids top_p keeps: those with less than top_p of mass before them.
-
-    (Holtzman et al. 2020: the smallest set whose mass reaches top_p.) At least 1.
-    """
-    probs = scaled.softmax(-1)
-    for width in (*_TOP_P_WIDTHS, probs.numel()):
-        head = probs.topk(min(width, probs.numel())).values
-        mass = head.cumsum(-1, dtype=torch.float64)
-        if float(mass[-1]) >= top_p:
-            break
-    return int((mass - head < top_p).sum())
 
 
 def stream_key(seed: int, position: int) -> tuple[int, int]:

@@ -38,7 +38,6 @@ class LoadedModel:
     kv_shape: KVShape
     context_length: int
     vocab_size: int  # ids that the tokenizer knows; the logits may be wider
-    weights_bytes: int
 
 
 class ModelRunner:
@@ -67,7 +66,6 @@ class ModelRunner:
         self.page_size = scheduling.page_size
         self.max_total_tokens = size.tokens
         self.dtype_name = str(shape.dtype).removeprefix("torch.")
-        self.weights_bytes = loaded.weights_bytes
         self._model = loaded.model
         self._pool = MHATokenToKVPool(shape, size.tokens, scheduling.page_size)
         self.num_pages = self._pool.num_pages

@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 POLL_MS = 100  # how soon a death or a signal is noticed
 LAST_WORDS_MS = 200  # how long to wait for a message that a dead child has sent
-DRAIN_GRACE_S = 5.0  # for processes to end after the last request
+DRAIN_GRACE_S = 3.0  # for processes to end after the last request
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -70,6 +71,8 @@ def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], in
     setproctitle.setproctitle(f"tokenloom::{name}")
     faulthandler.enable()
     config = _read_config(name, config_type)
+    if select.select([0], [], [], 0)[0] and not os.read(0, 1):
+        os._exit(ORPHANED)  # the launcher died before the kernel was told to watch it
     threading.Thread(target=_watch_launcher, name="launcher-watch", daemon=True).start()
     log_format.configure(name, config.log_level)
     life = ChildLife(name, config.links.launcher)

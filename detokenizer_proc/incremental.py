@@ -1,0 +1,117 @@
+"""Token ids to text, piece by piece: never half a character, never taken back. PURE.
+
+Called by `streams`, one decoder per request. It knows nothing of vocabularies: `decode` is the
+tokenizer's own, asked about short windows of ids, so a token costs the same however long the
+answer is. Stop strings and messages do not enter.
+
+A tail of U+FFFD may be the beginning of a character whose other bytes are still to come, so it
+waits. A character has at most four bytes and a token adds at least one: what three newer tokens
+did not complete never will be, and goes out as it is.
+"""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+_UNFINISHED = 3  # tokens, and replacement characters, that a beginning character can take
+_CONTEXT = 4  # ids that give the next word its space where the last one alone shows nothing
+_SILENT = 16  # ids at the very start that show nothing and are still kept as context
+
+
+class IncrementalDecoder:
+    """The deltas of all pushes and the flush concatenate to `decode(tail + out)[len(tail text):]`.
+
+    The one exception: where a vocabulary spells characters with byte tokens and the model makes
+    invalid UTF-8, a whole decode may turn neighbouring good characters into U+FFFD after the
+    fact. Those have been delivered, and stay.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], prompt_tail: Sequence[int] = ()
+    ) -> None:
+        self._decode = decode
+        # Delivered ids that the next ones are decoded after, and their text.
+        self._context, self._context_text = _whole_start(decode, list(prompt_tail))
+        self._pending: list[int] = []  # ids whose text is not wholly delivered
+        self._text = ""  # what they add to the context's text
+        self._sent = 0  # how much of that is delivered
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became certain. Pushing one by one or together gives the same text."""
+        return "".join([self._push(token_id) for token_id in ids])
+
+    def flush(self) -> str:
+        """The rest, with U+FFFD for what stayed unfinished."""
+        return self._settle() if self._pending else ""
+
+    def _push(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        text = self._pending_text()
+        if text == self._text and not self._decode([token_id]):
+            self._pass_over(self._pending.pop())
+            return ""
+        self._text = text
+        solid = len(text.rstrip(REPLACEMENT))
+        if solid == len(text):
+            return self._settle()
+        certain = max(solid, len(text) - _UNFINISHED, self._sent)
+        delta = text[self._sent : certain]
+        self._sent = certain
+        return delta + self._give_up_on_old()
+
+    def _pass_over(self, silent_id: int) -> None:
+        """An id without text, such as a special token, is no context for the next word's space.
+
+        Unless it is all there is: a first space may be silent and make the second one show.
+        """
+        if not self._pending and not self._context_text and len(self._context) < _SILENT:
+            self._context.append(silent_id)
+
+    def _pending_text(self) -> str:
+        if not self._context:
+            return self._decode(self._pending)
+        text = self._decode(self._context + self._pending)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        solid = self._context_text.rstrip(REPLACEMENT)
+        if len(solid) < len(self._context_text) and text.startswith(solid):
+            # The prompt ended inside a character, which the answer completes.
+            return text[len(solid) :]
+        # An invalid byte spoilt the bytes before it too, which are delivered: leave them out.
+        self._context, self._context_text = [], ""
+        return self._decode(self._pending)
+
+    def _settle(self) -> str:
+        """Deliver all that is pending, and let it be the context of what comes."""
+        delta = self._text[self._sent :]
+        for context in (self._pending, (self._context + self._pending)[-_CONTEXT:]):
+            text = self._decode(context)
+            if text:
+                self._context, self._context_text = context, text
+                break
+        self._pending, self._text, self._sent = [], "", 0
+        return delta
+
+    def _give_up_on_old(self) -> str:
+        """Keep the last few pending ids alone, which is all that a character can still need."""
+        if len(self._pending) <= _UNFINISHED:
+            return ""
+        unsent = self._text[self._sent :]
+        self._context, self._context_text = [], ""
+        self._pending = self._pending[-_UNFINISHED:]
+        self._text = self._decode(self._pending)
+        if not self._text.endswith(REPLACEMENT):
+            # What came before had spoilt them; by themselves they are good.
+            self._sent = 0
+            return self._settle()
+        # Counted from the right, since cutting may split a character on the left.
+        self._sent = max(0, len(self._text) - len(unsent))
+        return unsent[: max(0, len(unsent) - len(self._text))]
+
+
+def _whole_start(decode: Callable[[Sequence[int]], str], ids: list[int]) -> tuple[list[int], str]:
+    """Context ids and their text, without the rest of a character that a cut left in front."""
+    for cut in range(min(_UNFINISHED, len(ids)) + 1):
+        text = decode(ids[cut:]) if ids[cut:] else ""
+        if text and not text.startswith(REPLACEMENT):
+            return ids[cut:], text
+    return ids, decode(ids) if ids else ""

@@ -1,0 +1,82 @@
+"""The detokenizer process: ids from the scheduler, text to the front.
+
+Run by `__main__`. It owns every stream's decoded offsets and held-back text, in `streams`; messages
+that are not text pass through in the order in which they came. Requests and HTTP do not enter.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import uvloop
+import zmq
+import zmq.asyncio
+
+from ..model_files.tokenizer import load_tokenizer
+from ..wire import codec
+from ..wire.channel import AsyncMailbox, Outbox
+from ..wire.child import ChildLife
+from ..wire.config import DetokenizerConfig, Links
+from ..wire.messages import (
+    BatchStrOut,
+    BatchTokenIDOut,
+    Drained,
+    SchedulerReady,
+    StatsOut,
+    ToDetokenizer,
+)
+from .streams import Decode, Streams
+
+log = logging.getLogger(__name__)
+
+
+def main(config: DetokenizerConfig, life: ChildLife) -> int:
+    """Returns the exit status: 0 after the scheduler has drained. Raises ModelError."""
+    if config.model.model is None:
+        raise ValueError("the launcher resolves the model before it starts this process")
+    decode = model_decode(config.model.model)
+    uvloop.run(serve(config.links, decode, life.ready))
+    return 0
+
+
+def model_decode(path: str) -> Decode:
+    tokenizer = load_tokenizer(path)
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    return decode
+
+
+async def serve(links: Links, decode: Decode, ready: Callable[[], None]) -> None:
+    """Turn ids into text until the scheduler says Drained; `ready` is called when mail can come."""
+    context = zmq.asyncio.Context()
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+    mailbox = AsyncMailbox(context, links.detokenizer, codec.to_detokenizer())
+    front, scheduler = Outbox(plain, links.front), Outbox(plain, links.scheduler)
+    ready()
+    try:
+        await _serve(mailbox, front, scheduler, Streams(decode))
+    finally:
+        for end in (mailbox, front, scheduler):
+            end.close()
+        context.term()  # returns when the last words are out
+
+
+async def _serve(
+    mailbox: "AsyncMailbox[ToDetokenizer]", front: Outbox, scheduler: Outbox, streams: Streams
+) -> None:
+    while True:
+        for message in await mailbox.receive():
+            match message:
+                case BatchTokenIDOut(rows):
+                    outcome = streams.take(rows)
+                    for word in outcome.to_scheduler:
+                        scheduler.send(word)
+                    if outcome.rows:
+                        front.send(BatchStrOut(outcome.rows))
+                case SchedulerReady() | StatsOut():
+                    front.send(message)
+                case Drained():
+                    log.debug("drained; %d rows had no stream", streams.unknown_rows)
+                    front.send(message)
+                    return

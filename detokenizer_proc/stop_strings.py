@@ -1,0 +1,66 @@
+"""Finds stop strings in text that arrives in pieces of any size. PURE.
+
+Called by `streams`, one matcher per request that has stop strings. The rule: the stop string that
+is complete first ends the text; of several that are complete with the same character, the longest
+does. So the answer does not depend on where the pieces were cut. Tokens do not enter.
+"""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops`: strings of at least one character."""
+        # Longest first: the first that is complete wins.
+        self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)  # characters of each stop that the text ends with
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that can be delivered, and the stop string that ended it. No push after a match.
+
+        The longest tail that may begin a stop string is held back.
+        """
+        if not self._stops:
+            return text, None
+        for at, char in enumerate(text):
+            for index, stop in enumerate(self._stops):
+                length = self._advance(index, char)
+                if length == len(stop):
+                    before = self._held + text[: at + 1]
+                    self._held = ""
+                    return before[: len(before) - length], stop
+        whole = self._held + text
+        sure = len(whole) - max(self._matched, default=0)
+        self._held = whole[sure:]
+        return whole[:sure], None
+
+    def flush(self) -> str:
+        """What is held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, index: int, char: str) -> int:
+        """One step of Knuth, Morris and Pratt's search."""
+        stop, borders = self._stops[index], self._borders[index]
+        length = self._matched[index]
+        while length and stop[length] != char:
+            length = borders[length - 1]
+        if stop[length] == char:
+            length += 1
+        self._matched[index] = length
+        return length
+
+
+def _borders(stop: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(stop)
+    length = 0
+    for at in range(1, len(stop)):
+        while length and stop[length] != stop[at]:
+            length = borders[length - 1]
+        if stop[length] == stop[at]:
+            length += 1
+        borders[at] = length
+    return borders

@@ -1,0 +1,125 @@
+"""The life of each request's text, from its first row to its one terminal StrOut. PURE.
+
+Called by `server` with the rows of each step. A stream is OPEN until its text ends: with the
+scheduler's terminal row, which deletes it, or before that, with a stop string or a failure here. In
+the latter case the scheduler is told, and the stream is ENDED: it swallows rows until the terminal
+one comes. Sockets and tokenizers do not enter.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..wire.messages import AbortReq, Finish, StopMatched, StreamOpen, StrOut, TokenIDOut
+from .incremental import IncrementalDecoder
+from .stop_strings import StopMatcher
+
+# (ids, skip_special_tokens) -> text
+Decode = Callable[[Sequence[int], bool], str]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step's rows come to."""
+
+    rows: list[StrOut] = field(default_factory=list)
+    to_scheduler: list[StopMatched | AbortReq] = field(default_factory=list)
+
+
+class Streams:
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._open: dict[int, _Stream] = {}
+        self._ended: set[int] = set()
+        self.unknown_rows = 0  # dropped: their rid was never opened, or is over
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    def take(self, rows: Sequence[TokenIDOut]) -> Outcome:
+        """Rows with neither text, ids nor a finish give no StrOut."""
+        outcome = Outcome()
+        for row in rows:
+            self._take(row, outcome)
+        return outcome
+
+    def _take(self, row: TokenIDOut, outcome: Outcome) -> None:
+        if row.rid in self._ended:
+            if row.finish is not None:
+                self._ended.remove(row.rid)
+            return
+        try:
+            if row.opened is not None:
+                self._open[row.rid] = _Stream(row.opened, self._decode)
+            elif row.rid not in self._open:
+                self.unknown_rows += 1
+                return
+            out = self._open[row.rid].take(row)
+        except Exception as error:
+            # Whatever the tokenizer raises on one request's ids ends that request alone.
+            message = f"the answer could not be turned into text: {error!r}"
+            out = StrOut(row.rid, "", row.token_ids, Finish("error", message=message, status=500))
+        if out.text or out.token_ids or out.finish is not None:
+            outcome.rows.append(out)
+        if out.finish is not None:
+            self._close(row, out.finish, outcome)
+
+    def _close(self, row: TokenIDOut, finish: Finish, outcome: Outcome) -> None:
+        self._open.pop(row.rid, None)
+        if row.finish is not None:
+            return
+        self._ended.add(row.rid)
+        stopped = finish.reason == "stop"
+        outcome.to_scheduler.append(StopMatched(row.rid) if stopped else AbortReq(row.rid))
+
+
+class _Stream:
+    """One request's text: ids go through the decoder, its text through the stop matcher."""
+
+    def __init__(self, opened: StreamOpen, decode: Decode) -> None:
+        skip = opened.skip_special_tokens
+        tail = array("i", opened.prompt_tail)
+        self._decoder = IncrementalDecoder(lambda ids: decode(ids, skip), tail)
+        self._matcher = StopMatcher(opened.stop)
+        self._keep_stop = opened.no_stop_trim
+        self._cached_tokens = 0
+
+    def take(self, row: TokenIDOut) -> StrOut:
+        self._cached_tokens = max(self._cached_tokens, row.cached_tokens)
+        parts: list[str] = []
+        for count, token_id in enumerate(row.token_ids, start=1):
+            if self._is_trimmed_stop_token(row, count):
+                break
+            text, stop = self._matcher.push(self._decoder.push([token_id]))
+            parts.append(text)
+            if stop is not None:
+                return self._stopped(row, parts, stop, row.token_ids[:count])
+        if row.finish is not None:
+            text, stop = self._matcher.push(self._decoder.flush())
+            parts.append(text)
+            if stop is not None:
+                return self._stopped(row, parts, stop, row.token_ids)
+            parts.append(self._matcher.flush())
+        return self._out(row, "".join(parts), row.token_ids, row.finish)
+
+    def _is_trimmed_stop_token(self, row: TokenIDOut, count: int) -> bool:
+        """Is the `count`th id the stop token that ended the answer, and no part of its text?"""
+        if row.finish is None or self._keep_stop or count < len(row.token_ids):
+            return False
+        return isinstance(row.finish.matched, int) and row.finish.matched == row.token_ids[-1]
+
+    def _stopped(
+        self, row: TokenIDOut, parts: list[str], stop: str, token_ids: tuple[int, ...]
+    ) -> StrOut:
+        """A stop string wins over any end that came with it, except a failed or aborted one."""
+        if self._keep_stop:
+            parts.append(stop)
+        finish = Finish("stop", matched=stop)
+        if row.finish is not None and row.finish.reason in ("abort", "error"):
+            finish = row.finish
+        return self._out(row, "".join(parts), token_ids, finish)
+
+    def _out(
+        self, row: TokenIDOut, text: str, token_ids: tuple[int, ...], finish: Finish | None
+    ) -> StrOut:
+        return StrOut(row.rid, text, token_ids, finish, self._cached_tokens)

@@ -160,4 +160,4 @@ async def served(
         setup.close_clients()
         serving.cancel()
         await asyncio.wait([serving])
-        context.destroy(linger=0)
+        context.destroy()  # lingers: the last words are sent

@@ -1,0 +1,157 @@
+"""`tokenloom chat`: a conversation with a running server in a terminal, or through a pipe.
+
+Owns the conversation and the line that is typed; the server sees each turn as a request of its own.
+Without a terminal it reads one line per turn, prints answers only, and its status says whether all
+went well, so scripts can use it.
+"""
+
+import argparse
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+
+from ..wire.channel import AddressTooLong
+from ..wire.messages import ChatMessage
+from ..wire.paths import BadAddress, UnsafeDirectory
+from .aio import DEFAULT_PORT
+from .errors import ClientError, RequestRefused, ServerGone
+from .request import SamplingOptions
+from .sync import Client
+
+HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def main(argv: list[str]) -> int:
+    """The exit status: 0 left by the user, 1 something failed, 2 wrong flags, 130 Ctrl-C."""
+    flags = _parser().parse_args(argv)
+    try:
+        with Client(flags.address, port=flags.port) as client:
+            return _Chat(client, flags.system, _options(flags)).run()
+    except (BadAddress, AddressTooLong, UnsafeDirectory) as error:
+        return _fail(str(error))
+    except ServerGone as error:
+        return _fail(f"{error}; start one with: tokenloom serve")
+    except ClientError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Chat:
+    def __init__(self, client: Client, system: str | None, options: SamplingOptions) -> None:
+        self._client = client
+        self._options = options
+        self._opening = [ChatMessage("system", system)] if system else []
+        self._said = list(self._opening)
+        self._failed = False
+
+    def run(self) -> int:
+        """Raises ServerGone or RequestTimeout when there is no server to begin with."""
+        pong = self._client.ping()
+        if _at_terminal():
+            state = "" if pong.ready else " (still loading)"
+            print(f"{pong.model}{state} at {self._client.address}\n{HELP}")
+        for line in _lines():
+            match line.strip():
+                case "":
+                    continue
+                case "/quit":
+                    break
+                case "/reset":
+                    self._said = list(self._opening)
+                case command if command.startswith("/"):
+                    _fail(f"{command}: {HELP}")
+                case text:
+                    self._turn(text)
+        return 1 if self._failed else 0
+
+    def _turn(self, text: str) -> None:
+        """One question and its answer; both stay in the conversation only if something came."""
+        self._said.append(ChatMessage("user", text))
+        answer = self._client.generate(messages=self._said, **self._options)
+        try:
+            for delta in answer:
+                print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            answer.close()
+            print(" [stopped]", end="")
+        except ClientError as error:
+            self._failed = True
+            field = f"{error.param}: " if isinstance(error, RequestRefused) and error.param else ""
+            _fail(f"{field}{error}")
+        print(flush=True)
+        if answer.text:
+            self._said.append(ChatMessage("assistant", answer.text))
+        else:
+            self._said.pop()
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until the end of input. Ctrl-C drops the line."""
+    if not _at_terminal():
+        yield from sys.stdin
+        return
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # gives `input` its editing keys, where it exists
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            print()
+            return
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _fail(message: str) -> int:
+    print(f"tokenloom chat: {message}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _options(flags: argparse.Namespace) -> SamplingOptions:
+    options: SamplingOptions = {}
+    if flags.temperature is not None:
+        options["temperature"] = flags.temperature
+    if flags.top_p is not None:
+        options["top_p"] = flags.top_p
+    if flags.max_new_tokens is not None:
+        options["max_new_tokens"] = flags.max_new_tokens
+    if flags.seed is not None:
+        options["seed"] = flags.seed
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokenloom chat",
+        description=f"Chat with a running tokenloom server. In the chat, {HELP}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="HTTP port of a server on this machine; finds its socket (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--address",
+        help="the server's socket instead, e.g. tcp://127.0.0.1:31000 (its --socket flag)",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message that opens the chat")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0 is greedy (default: the server's, 1.0)"
+    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling, above 0 to 1")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="longest answer in tokens (default: what fits the context)",
+    )
+    parser.add_argument("--seed", type=int, help="makes the same chat give the same answers")
+    return parser

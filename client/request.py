@@ -1,0 +1,77 @@
+"""From the keyword arguments of `generate` and `complete` to a Generate message. PURE.
+
+Only what cannot be sent at all is refused here; values are the server's to judge.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+
+from ..wire.messages import ChatMessage, Generate
+from ..wire.sampling import SamplingParams
+
+Messages = Sequence[ChatMessage | Mapping[str, str]]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keyword arguments; what is left out keeps its default."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    no_stop_trim: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request but for its rid."""
+
+    prompt: str | None
+    messages: Messages | None
+    input_ids: Sequence[int] | None
+    options: SamplingOptions
+
+    def generate(self, rid: str, *, stream: bool) -> Generate:
+        """Raises TypeError for an unknown option, ValueError for none or two kinds of prompt."""
+        given = [x for x in (self.prompt, self.messages, self.input_ids) if x is not None]
+        if len(given) != 1:
+            raise ValueError("exactly one of prompt, messages and input_ids must be given")
+        return Generate(
+            rid=rid,
+            text=self.prompt,
+            input_ids=None if self.input_ids is None else list(self.input_ids),
+            messages=None if self.messages is None else _chat(self.messages),
+            sampling=_sampling(self.options),
+            stream=stream,
+        )
+
+
+def _chat(messages: Messages) -> list[ChatMessage]:
+    """Raises msgspec.ValidationError (a ValueError) that says which message is wrong."""
+    plain = [m if isinstance(m, ChatMessage) else dict(m) for m in messages]
+    return msgspec.convert(plain, list[ChatMessage])
+
+
+def _sampling(options: SamplingOptions) -> SamplingParams:
+    fields: dict[str, Any] = dict(options)
+    if isinstance(stop := fields.get("stop"), str):
+        fields["stop"] = (stop,)
+    elif stop is not None:
+        fields["stop"] = tuple(stop)
+    if "stop_token_ids" in fields:
+        fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    return SamplingParams(**fields)

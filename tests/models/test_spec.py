@@ -23,7 +23,7 @@ def test_defaults() -> None:
     spec = parse_spec(BASE)
     assert (spec.num_kv_heads, spec.head_dim, spec.context_length) == (4, 16, 128)
     assert (spec.rope.kind, spec.rope.theta, spec.rms_norm_eps) == ("default", 10000.0, 1e-6)
-    assert not (spec.tied or spec.qkv_bias or spec.o_bias or spec.mlp_bias or spec.qk_norm)
+    assert not any((spec.tied, spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm))
 
 
 def test_every_known_architecture_has_a_class() -> None:

@@ -132,7 +132,7 @@ def test_a_shard_that_disagrees_with_the_index(
     with pytest.raises(ModelError, match="elsewhere"):
         load(tmp_path)
     rewrite(**{first: "model-00003-of-00002.safetensors"})
-    with pytest.raises(ModelError, match="cannot read .*model-00003"):
+    with pytest.raises(ModelError, match=r"cannot read .*model-00003"):
         load(tmp_path)
     del listed[first]
     rewrite()
@@ -169,7 +169,7 @@ def test_unreadable_and_absent_files(
     with pytest.raises(ModelError, match=r"cannot read .*model\.safetensors"):
         load(tmp_path)
     (tmp_path / WEIGHTS).rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="holds no .safetensors files"):
+    with pytest.raises(ModelError, match=r"holds no \.safetensors files"):
         load(tmp_path)
 
 

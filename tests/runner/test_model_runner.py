@@ -7,10 +7,11 @@ finds in a request's slots: one wrong slot is a wrong token.
 import dataclasses
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -304,18 +305,39 @@ def reference_answer(path: Path, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[ExecutionConfig]:
+    """Building a runner sets the process's thread count."""
+    threads = torch.get_num_threads()
+    yield ExecutionConfig(kv_tokens=512, cpu_threads=1)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_the_configuration_reaches_torch(tiny_llama: Path, one_thread: ExecutionConfig) -> None:
+    runner = make_model_runner(
+        ModelConfig(model=str(tiny_llama)),
+        SchedulingConfig(),
+        msgspec.structs.replace(one_thread, dtype="bfloat16"),
+    )
+    assert torch.get_num_threads() == 1
+    assert runner.dtype_name == "bfloat16"
+    assert runner.context_length == 256
+    driver = Driver(runner, Random(0))
+    request = driver.open(0, [1, 2, 3], SamplingParams(seed=1))
+    assert 0 <= driver.step([request], [3])[0] < 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_tiny_llama_answers_as_in_transformers(tiny_llama: Path, page_size: int) -> None:
-    threads = torch.get_num_threads()
-    try:
-        runner = make_model_runner(
-            ModelConfig(model=str(tiny_llama), context_length=128),
-            SchedulingConfig(max_running_requests=3, page_size=page_size),
-            ExecutionConfig(kv_tokens=512, cpu_threads=1),
-        )
-    finally:
-        torch.set_num_threads(threads)
+def test_a_tiny_llama_answers_as_in_transformers(
+    tiny_llama: Path, page_size: int, one_thread: ExecutionConfig
+) -> None:
+    runner = make_model_runner(
+        ModelConfig(model=str(tiny_llama), context_length=128),
+        SchedulingConfig(max_running_requests=3, page_size=page_size),
+        one_thread,
+    )
     assert (runner.vocab_size, runner.context_length) == (100, 128)
     driver = Driver(runner, Random(0))
     random = Random(1)

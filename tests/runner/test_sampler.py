@@ -253,6 +253,7 @@ def wishes(draw: st.DrawFn) -> SamplingParams:
     )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(wishes(), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_a_row_gets_the_same_ids_in_any_crowd_and_order(

@@ -270,6 +270,7 @@ def test_uniforms_are_uniform_along_every_axis() -> None:
     assert abs(chi_square(torch.tensor(bins), torch.full((64,), 1 / 64))) < 3.5
 
 
+@pytest.mark.slow
 def test_small_uniforms_are_as_frequent_as_they_should() -> None:
     """Coarse numbers near 0, where the noise is largest, would favour or forbid unlikely tokens."""
     ids = torch.arange(1 << 20, dtype=torch.int32)

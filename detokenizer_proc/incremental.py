@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 _UNFINISHED = 3  # tokens, and replacement characters, that a beginning character can take
-_CONTEXT = 4  # ids that give the next word its space where the last one alone shows nothing
+_CONTEXT = 8  # ids that give the next word its space where the last one alone shows nothing
 _SILENT = 16  # ids at the very start that show nothing and are still kept as context
 
 
@@ -70,6 +70,9 @@ class IncrementalDecoder:
         if not self._context:
             return self._decode(self._pending)
         text = self._decode(self._context + self._pending)
+        if not self._context_text and text.startswith(REPLACEMENT):
+            # A silent context is there for a space, and might be a byte that gets spoilt itself.
+            return self._decode(self._pending)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
         solid = self._context_text.rstrip(REPLACEMENT)
@@ -83,11 +86,10 @@ class IncrementalDecoder:
     def _settle(self) -> str:
         """Deliver all that is pending, and let it be the context of what comes."""
         delta = self._text[self._sent :]
-        for context in (self._pending, (self._context + self._pending)[-_CONTEXT:]):
-            text = self._decode(context)
-            if text:
-                self._context, self._context_text = context, text
-                break
+        context, text = self._pending, self._decode(self._pending)
+        if not text:  # a space that shows only after something
+            context, text = _whole_start(self._decode, (self._context + context)[-_CONTEXT:])
+        self._context, self._context_text = context, text
         self._pending, self._text, self._sent = [], "", 0
         return delta
 

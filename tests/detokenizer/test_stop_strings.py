@@ -1,0 +1,87 @@
+"""StopMatcher against str.find on the whole text, for every way to cut the text."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenloom.detokenizer_proc.stop_strings import StopMatcher
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The stop that is complete first, the longest of several: its text in front and itself."""
+    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, None
+    end, minus_length, stop = min(found)
+    return text[: end + minus_length], stop
+
+
+def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+    matcher = StopMatcher(stops)
+    delivered = ""
+    for piece in pieces:
+        text, stop = matcher.push(piece)
+        delivered += text
+        if stop is not None:
+            return delivered, stop
+        pending = "".join(pieces)
+        assert pending.startswith(delivered)
+    return delivered + matcher.flush(), None
+
+
+def cut(text: str, borders: list[int]) -> list[str]:
+    places = [0, *sorted(at % (len(text) + 1) for at in borders), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
+
+
+@given(
+    st.text("abc", max_size=24),
+    st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.lists(st.integers(0, 100), max_size=12),
+)
+@settings(max_examples=800, deadline=None)
+def test_equals_find_on_the_whole_text(text: str, stops: list[str], borders: list[int]) -> None:
+    assert run(cut(text, borders), stops) == naive(text, stops)
+
+
+@given(st.text("ab", max_size=16), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_holds_back_no_more_than_what_may_begin_a_stop(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    delivered = ""
+    for at, char in enumerate(text):
+        piece, stop = matcher.push(char)
+        delivered += piece
+        if stop is not None:
+            return
+        rest = text[len(delivered) : at + 1]
+        tails = [text[start : at + 1] for start in range(at + 1)]
+        live = [tail for tail in tails if any(s.startswith(tail) for s in stops)]
+        assert rest == max(live, key=len, default="")
+
+
+@pytest.mark.parametrize("pieces", [["He", "llo wo", "rld"], ["Hello world"], list("Hello world")])
+def test_txt_01_a_stop_need_not_meet_token_borders(pieces: list[str]) -> None:
+    assert run(pieces, ["lo w"]) == ("Hel", "lo w")
+
+
+def test_txt_02_nothing_of_a_split_stop_is_streamed() -> None:
+    matcher = StopMatcher(["\nUser:"])
+    assert matcher.push("Hi\nUser") == ("Hi", None)
+    assert matcher.push(":") == ("", "\nUser:")
+
+
+def test_a_false_start_is_delivered() -> None:
+    matcher = StopMatcher(["aab"])
+    assert matcher.push("xaa") == ("x", None)
+    assert matcher.push("a") == ("a", None)
+    assert matcher.push("c") == ("aac", None)
+    assert matcher.flush() == ""
+
+
+def test_the_first_complete_stop_wins_and_the_longest_of_equals() -> None:
+    assert run(["abcd"], ["abcd", "bc"]) == ("a", "bc")
+    assert run(["xabc"], ["c", "abc", "bc"]) == ("x", "abc")
+    assert run(["no"], []) == ("no", None)

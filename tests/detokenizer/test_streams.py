@@ -1,0 +1,162 @@
+"""Streams: each request's rows in, its text and exactly one terminal StrOut out."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenloom.detokenizer_proc.streams import Streams
+from tokenloom.wire.messages import (
+    AbortReq,
+    Finish,
+    StopMatched,
+    StreamOpen,
+    StrOut,
+    TokenIDOut,
+)
+
+END = 0x110000  # a special token: no text unless it is asked for
+BROKEN = -1
+
+
+def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """An id is a code point."""
+    if BROKEN in ids:
+        raise RuntimeError("no such id")
+    special = "" if skip_special_tokens else "<end>"
+    return "".join(special if i == END else chr(i) for i in ids)
+
+
+def opened(*stop: str, skip: bool = True, keep: bool = False) -> StreamOpen:
+    return StreamOpen(array("i", [65]).tobytes(), stop, skip, keep)
+
+
+def row(
+    text: str, finish: Finish | None = None, start: StreamOpen | None = None, rid: int = 1
+) -> TokenIDOut:
+    return TokenIDOut(rid, tuple(map(ord, text)), finish, 3, start)
+
+
+LENGTH = Finish("length")
+
+
+def test_text_flows_until_the_terminal_row_deletes_the_stream() -> None:
+    streams = Streams(decode)
+    first = streams.take([row("ab", start=opened())])
+    assert first.rows == [StrOut(1, "ab", (97, 98), None, 3)]
+    last = streams.take([row("c", LENGTH)])
+    assert last.rows == [StrOut(1, "c", (99,), LENGTH, 3)]
+    assert first.to_scheduler == last.to_scheduler == []
+    assert len(streams) == 0
+
+
+def test_txt_03_nothing_after_the_match_leaks() -> None:
+    streams = Streams(decode)
+    outcome = streams.take([row("xEN", start=opened("END"))])
+    assert outcome.rows[0].text == "x"
+    outcome = streams.take([row("Dyz")])
+    assert outcome.rows == [StrOut(1, "", (ord("D"),), Finish("stop", matched="END"), 3)]
+    assert outcome.to_scheduler == [StopMatched(1)]
+    assert streams.take([row("more")]).rows == []
+    assert streams.take([row("end", Finish("stop"))]).rows == []
+    assert (len(streams), streams.unknown_rows) == (0, 0)
+
+
+@pytest.mark.parametrize(("keep", "text"), [(False, "x"), (True, "xEND")])
+def test_txt_04_stop_text_is_cut_or_kept_once(keep: bool, text: str) -> None:
+    streams = Streams(decode)
+    outcome = streams.take([row("xENDy", LENGTH, opened("END", keep=keep))])
+    assert outcome.rows == [StrOut(1, text, row("xEND").token_ids, Finish("stop", "END"), 3)]
+    assert outcome.to_scheduler == []
+    assert len(streams) == 0
+
+
+def test_a_held_back_tail_is_flushed_by_any_other_end() -> None:
+    for finish in (LENGTH, Finish("abort", message="gone", status=499)):
+        streams = Streams(decode)
+        assert streams.take([row("xEN", start=opened("END"))]).rows[0].text == "x"
+        assert streams.take([row("", finish)]).rows == [StrOut(1, "EN", (), finish, 3)]
+
+
+@pytest.mark.parametrize(("keep", "text"), [(False, "a"), (True, "a.")])
+def test_a_stop_token_is_text_only_when_kept(keep: bool, text: str) -> None:
+    finish = Finish("stop", matched=ord("."))
+    outcome = Streams(decode).take([row("a.", finish, opened(keep=keep))])
+    assert outcome.rows == [StrOut(1, text, row("a.").token_ids, finish, 3)]
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<end>b")])
+def test_txt_10_special_tokens(skip: bool, text: str) -> None:
+    start = opened(skip=skip)
+    rows = [TokenIDOut(1, (97, END, 98), LENGTH, 0, start)]
+    assert Streams(decode).take(rows).rows[0].text == text
+
+
+def test_an_empty_row_says_nothing_and_a_silent_id_is_reported() -> None:
+    streams = Streams(decode)
+    assert streams.take([row("", start=opened())]).rows == []
+    assert streams.take([TokenIDOut(1, (END,))]).rows == [StrOut(1, "", (END,), None, 3)]
+
+
+def test_a_failure_ends_its_own_stream_only() -> None:
+    streams = Streams(decode)
+    streams.take([row("a", start=opened()), row("b", start=opened(), rid=2)])
+    outcome = streams.take([TokenIDOut(1, (BROKEN,)), row("c", rid=2)])
+    failed, fine = outcome.rows
+    assert failed.finish is not None
+    assert (failed.finish.reason, failed.finish.status) == ("error", 500)
+    assert "no such id" in failed.finish.message
+    assert fine.text == "c"
+    assert outcome.to_scheduler == [AbortReq(1)]
+    assert streams.take([row("x"), row("", Finish("abort"))]).rows == []
+    assert len(streams) == 1
+
+
+def test_a_failure_on_the_terminal_row_needs_no_abort() -> None:
+    streams = Streams(decode)
+    outcome = streams.take([TokenIDOut(1, (BROKEN,), LENGTH, 0, opened())])
+    assert [out.finish is not None and out.finish.reason for out in outcome.rows] == ["error"]
+    assert outcome.to_scheduler == []
+    assert len(streams) == 0
+
+
+def test_a_malformed_opening_ends_that_stream() -> None:
+    outcome = Streams(decode).take([TokenIDOut(1, (97,), None, 0, StreamOpen(b"abc"))])
+    assert outcome.rows[0].finish is not None
+    assert outcome.to_scheduler == [AbortReq(1)]
+
+
+def test_rows_of_unknown_rids_are_dropped_and_counted() -> None:
+    streams = Streams(decode)
+    assert streams.take([row("a"), row("b", LENGTH, rid=9)]).rows == []
+    assert streams.unknown_rows == 2
+
+
+def test_a_refusal_is_passed_on() -> None:
+    finish = Finish("abort", message="draining", status=503)
+    outcome = Streams(decode).take([row("", finish, StreamOpen(b""))])
+    assert outcome.rows == [StrOut(1, "", (), finish, 3)]
+
+
+@given(
+    st.lists(st.text("abE", max_size=4), max_size=8),
+    st.lists(st.text("abE", min_size=1, max_size=3), max_size=2),
+    st.sampled_from([LENGTH, Finish("stop", matched=END), Finish("abort")]),
+)
+@settings(max_examples=300, deadline=None)
+def test_exactly_one_terminal_row(steps: list[str], stops: list[str], finish: Finish) -> None:
+    streams = Streams(decode)
+    rows = [row("", start=opened(*stops)), *map(row, steps), row("ab", finish)]
+    outcomes = [streams.take([each]) for each in rows]
+    outs = [out for outcome in outcomes for out in outcome.rows]
+    assert [out.finish is not None for out in outs].count(True) == 1
+    assert outs[-1].finish is not None
+    assert sum(len(outcome.to_scheduler) for outcome in outcomes) <= 1
+    assert (len(streams), streams.unknown_rows) == (0, 0)
+    text, whole = "".join(out.text for out in outs), "".join(steps) + "ab"
+    assert whole.startswith(text)
+    assert not any(stop in text for stop in stops)
+    if not any(stop in whole for stop in stops):
+        assert text == whole

@@ -103,7 +103,7 @@ def _look_up(tokenizer: dict[str, Any], text: str) -> int | None:
     return pieces.index(text) if text in pieces else None
 
 
-# ---- GGUF: the keys are those of the format's specification (ggml-org/ggml, docs/gguf.md).
+# GGUF from here on: the keys are those of the format's specification (ggml-org/ggml, docs/gguf.md).
 
 
 def _gguf_config(reader: GGUFReader) -> dict[str, Any]:

@@ -142,3 +142,17 @@ def oracle_logits(model: transformers.PreTrainedModel, ids: Sequence[int]) -> to
 @pytest.fixture
 def oracle() -> Callable[[transformers.PreTrainedModel, Sequence[int]], torch.Tensor]:
     return oracle_logits
+
+
+@pytest.fixture
+def agrees(load: Load, prompt: list[int]) -> Callable[..., LlamaForCausalLM]:
+    """Loads a path and holds its logits against those of a transformers model."""
+
+    def check(reference: transformers.PreTrainedModel, path: Path) -> LlamaForCausalLM:
+        model = load(path)
+        logits = model.forward(KVPool(model.spec).batch({"a": prompt}))
+        expected = oracle_logits(reference, prompt)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        return model
+
+    return check

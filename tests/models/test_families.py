@@ -125,10 +125,7 @@ def test_both_spellings_of_scaling_are_one(
     key: str,
     checkpoint: Callable[..., Any],
     edit_config: Callable[..., None],
-    load: Callable[[Path], LlamaForCausalLM],
-    oracle: Callable[..., torch.Tensor],
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Callable[..., LlamaForCausalLM],
     tmp_path: Path,
 ) -> None:
     """The older layout: rope_scaling with type or rope_type, and rope_theta at the top."""
@@ -138,9 +135,7 @@ def test_both_spellings_of_scaling_are_one(
     )
     old = {key: fields["rope_type"]} | {k: v for k, v in fields.items() if k != "rope_type"}
     edit_config(rope_parameters=..., rope_scaling=old, rope_theta=500000.0)
-    model = load(tmp_path)
-    logits = model.forward(kv_pool(model.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(reference, prompt), **TOLERANCE)
+    agrees(reference, tmp_path)
 
 
 def test_a_crowd_changes_nothing_for_its_members(

@@ -19,7 +19,7 @@ from tokenloom.scheduler_proc.models.gguf_weights import _values
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
 
 Load = Callable[[Path], LlamaForCausalLM]
-Oracle = Callable[..., torch.Tensor]
+Agrees = Callable[..., LlamaForCausalLM]
 CONFIGS = {
     "llama": transformers.LlamaConfig,
     "qwen2": transformers.Qwen2Config,
@@ -102,55 +102,39 @@ def test_equals_transformers(
     kind: Kind,
     tied: bool,
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Oracle,
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Agrees,
     tmp_path: Path,
 ) -> None:
     fields = {"intermediate_size": 96, "tie_word_embeddings": tied}
     model = checkpoint(CONFIGS[arch], **fields)
     path = tmp_path / "model.gguf"
     write_model(new_writer(path, model, arch), model, arch, kind)
-    loaded = load(path)
-    assert loaded.spec.tied == tied
-    logits = loaded.forward(kv_pool(loaded.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(model, prompt), atol=1e-4, rtol=1e-4)
+    assert agrees(model, path).spec.tied == tied
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
 def test_small_quants_equal_transformers(
     kind: Kind,
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Oracle,
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Agrees,
     tmp_path: Path,
 ) -> None:
     model = checkpoint(transformers.LlamaConfig, intermediate_size=96, vocab_size=160)
     path = tmp_path / "model.gguf"
     write_model(new_writer(path, model, "llama"), model, "llama", kind)
-    loaded = load(path)
-    logits = loaded.forward(kv_pool(loaded.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(model, prompt), atol=1e-4, rtol=1e-4)
+    agrees(model, path)
 
 
 def test_llama_biases_are_reordered_too(
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Oracle,
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Agrees,
     tmp_path: Path,
 ) -> None:
     shape = {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1}
     model = checkpoint(transformers.LlamaConfig, attention_bias=True, mlp_bias=True, **shape)
     path = tmp_path / "model.gguf"
     write_model(new_writer(path, model, "llama"), model, "llama", Kind.F32)
-    loaded = load(path)
-    logits = loaded.forward(kv_pool(loaded.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(model, prompt), atol=1e-4, rtol=1e-4)
+    agrees(model, path)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 64, 97])
@@ -213,10 +197,7 @@ SCALINGS: dict[str, tuple[Callable[[gguf.GGUFWriter], None], dict[str, Any]]] = 
 def test_rope_scaling_keys(
     case: str,
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Oracle,
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Agrees,
     tmp_path: Path,
 ) -> None:
     add, rope = SCALINGS[case]
@@ -225,17 +206,12 @@ def test_rope_scaling_keys(
     writer = new_writer(path, model, "llama")
     add(writer)
     write_model(writer, model, "llama", Kind.F32)
-    loaded = load(path)
-    logits = loaded.forward(kv_pool(loaded.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(model, prompt), atol=1e-4, rtol=1e-4)
+    agrees(model, path)
 
 
 def test_llama3_scaling_comes_as_frequency_factors(
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Oracle,
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Agrees,
     tmp_path: Path,
 ) -> None:
     rope = {
@@ -253,9 +229,7 @@ def test_llama3_scaling_comes_as_frequency_factors(
     writer = new_writer(path, model, "llama")
     writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     write_model(writer, model, "llama", Kind.F32)
-    loaded = load(path)
-    logits = loaded.forward(kv_pool(loaded.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(model, prompt), atol=1e-4, rtol=1e-4)
+    agrees(model, path)
 
 
 REFUSED: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {

@@ -42,9 +42,7 @@ def test_tie_flag_against_head(
     head: str,
     checkpoint: Callable[..., Any],
     load: Load,
-    oracle: Callable[..., torch.Tensor],
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Callable[..., LlamaForCausalLM],
     tmp_path: Path,
 ) -> None:
     reference = checkpoint(transformers.LlamaConfig, tie_word_embeddings=tied)
@@ -64,9 +62,7 @@ def test_tie_flag_against_head(
             return
         if not tied:
             reference.lm_head.weight.data.copy_(tensor)
-    model = load(tmp_path)
-    logits = model.forward(kv_pool(model.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(reference, prompt), atol=1e-4, rtol=1e-4)
+    agrees(reference, tmp_path)
 
 
 def shard(directory: Path) -> list[str]:
@@ -85,10 +81,7 @@ def shard(directory: Path) -> list[str]:
 
 def test_the_index_decides_which_files_count(
     checkpoint: Callable[..., Any],
-    load: Load,
-    oracle: Callable[..., torch.Tensor],
-    kv_pool: Callable[..., Any],
-    prompt: list[int],
+    agrees: Callable[..., LlamaForCausalLM],
     tmp_path: Path,
 ) -> None:
     """A consolidated copy with other values and a stray file lie beside the shards."""
@@ -97,9 +90,7 @@ def test_the_index_decides_which_files_count(
     shard(tmp_path)
     save_file(wrong, tmp_path / "consolidated.safetensors")
     save_file({"unrelated": torch.zeros(2)}, tmp_path / "stray.safetensors")
-    model = load(tmp_path)
-    logits = model.forward(kv_pool(model.spec).batch({"a": prompt}))
-    torch.testing.assert_close(logits, oracle(reference, prompt), atol=1e-4, rtol=1e-4)
+    agrees(reference, tmp_path)
 
 
 def test_without_an_index_every_file_counts(

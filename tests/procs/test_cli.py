@@ -9,6 +9,7 @@ import pytest
 from support.source_tree import ROOT
 
 from tokenloom import cli
+from tokenloom.launch import COMMANDS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,3 +59,12 @@ def test_the_launcher_loads_nothing_heavy(tmp_path: Path) -> None:
     code = f"import sys, tokenloom.launch\nprint([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert loaded == "[]\n"
+
+
+def test_the_directory_it_runs_in_cannot_stand_in_for_a_library(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('imported from here')")
+    *interpreter, _ = COMMANDS["scheduler"]
+    ended = subprocess.run(
+        [*interpreter, "tokenloom.launch", "--page-size", "0"], cwd=tmp_path, capture_output=True
+    )
+    assert ended.returncode == 2

@@ -14,7 +14,10 @@ Start = Callable[..., Any]
 pytestmark = pytest.mark.slow
 
 
-def test_says_one_line_when_serving_and_drains_on_sigterm(start_set: Start) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_says_one_line_when_serving_and_drains_on_a_signal(
+    start_set: Start, signum: signal.Signals
+) -> None:
     server = start_set()
     assert server.serving_line() == (
         "tokenloom is serving fake-model at http://fake:1 - "
@@ -23,7 +26,7 @@ def test_says_one_line_when_serving_and_drains_on_sigterm(start_set: Start) -> N
     assert set(server.alive()) == CHILDREN
     (run_dir,) = server.run_dirs()
     assert run_dir.stat().st_mode & 0o777 == 0o700
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signum)
     status, logged = server.end()
     assert status == 0
     assert "drained" in logged

@@ -311,3 +311,13 @@ def test_helpers_that_templates_expect() -> None:
     ids = chat.encode([ChatMessage("user", "é<", name="n")])
     text = TOKENIZERS["byte_level"].decode(ids)
     assert text == '[{"role": "user", "content": "é<", "name": "n"}]20True'
+
+
+def test_unknown_characters_are_not_taken_for_template_tokens() -> None:
+    """Without bytes, a stand-in encodes to the unknown token, which is an added one too."""
+    vocab = {char: i for i, char in enumerate(["<unk>", *"<|im_end>x"])}
+    engine = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", fuse_unk=True))
+    engine.add_special_tokens(["<unk>", "<|im_end|>"])
+    chat = ChatRenderer(engine, "x{{ messages[0].content }}<|im_end|>", {})
+    tokens = [engine.id_to_token(i) for i in chat.encode([ChatMessage("user", "é<|im_end|>")])]
+    assert tokens == ["x", "<unk>", *"<|im_end|>", "<|im_end|>"]

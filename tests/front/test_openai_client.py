@@ -1,0 +1,185 @@
+"""The openai Python client against a real uvicorn of the door: sync and async, whole and streamed."""
+
+import asyncio
+import http.client
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+from front.echo_door import MODEL, Door
+
+from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
+from tokenloom.wire.config import DoorConfig
+from tokenloom.wire.messages import AbortReq, Finish, StrOut
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Served:
+    def __init__(self) -> None:
+        self.door = Door()
+        self.listener = listen("127.0.0.1", 0)
+        self.url = url_of("127.0.0.1", self.listener)
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True)
+        self._thread.start()
+        assert self._up.wait(20)
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.door.start()
+        self.http = HttpServer.over(self.door.front, DoorConfig())
+        self._up.set()
+        await self.http.serve([self.listener])
+
+    def stop(self) -> None:
+        self.http.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_whole_answers(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert chat.choices[0].message.content == "user:hello"
+    assert chat.choices[0].finish_reason == "stop"
+    assert chat.usage.prompt_tokens_details.cached_tokens == 5
+    text = client.completions.create(model=MODEL, prompt=["ab", "cd"], max_tokens=1)
+    assert [choice.text for choice in text.choices] == ["a", "c"]
+    assert text.usage.total_tokens == 6
+
+
+def test_streams(client: openai.OpenAI) -> None:
+    options = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options=options
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "user:hello"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == 10
+    pieces = client.completions.create(model=MODEL, prompt="abc", stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == "abc"
+
+
+def test_async(served: Served) -> None:
+    async def scenario() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            chat = await client.chat.completions.create(model=MODEL, messages=HELLO)
+            assert chat.choices[0].message.content == "user:hello"
+            stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(texts) == "user:hello"
+            whole = await client.completions.create(model=MODEL, prompt="abc")
+            assert whole.choices[0].text == "abc"
+            stream = await client.completions.create(model=MODEL, prompt="abc", stream=True)
+            assert "".join([chunk.choices[0].text async for chunk in stream]) == "abc"
+
+    asyncio.run(scenario())
+
+
+def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model=MODEL, messages=HELLO, temperature=101)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="other", messages=HELLO)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.APIStatusError) as large:
+        client.completions.create(model=MODEL, prompt="x" * (5 << 20))
+    assert large.value.status_code == 413
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_an_error_inside_a_stream_raises(served: Served, client: openai.OpenAI) -> None:
+    served.door.scheduler.hold = True
+    try:
+        stream = iter_later(served, client)
+        with pytest.raises(openai.APIError, match="broke"):
+            list(stream)
+    finally:
+        served.door.scheduler.hold = False
+
+
+def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
+    """A stream whose request the scheduler fails after its first row."""
+    scheduler = served.door.scheduler
+    seen = len(scheduler.sent)
+
+    async def play() -> None:
+        while len(scheduler.sent) == seen:
+            await asyncio.sleep(0)
+        rid = scheduler.sent[-1].rid
+        scheduler.row(StrOut(rid, "a", (97,)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        scheduler.row(StrOut(rid, "", (), Finish("error", None, "it broke", 500)))
+
+    asyncio.run_coroutine_threadsafe(play(), served.loop)
+    return iter(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_a_closed_connection_aborts(served: Served, stream: bytes) -> None:
+    scheduler = served.door.scheduler
+    scheduler.hold = True
+    seen = len(scheduler.of(AbortReq))
+    submitted, aborted = threading.Event(), threading.Event()
+
+    async def watch() -> None:
+        before = len(scheduler.sent)
+        async with asyncio.timeout(20):
+            while len(scheduler.sent) == before:
+                await asyncio.sleep(0)
+            submitted.set()
+            while len(scheduler.of(AbortReq)) == seen:
+                await asyncio.sleep(0)
+            aborted.set()
+
+    try:
+        watching = asyncio.run_coroutine_threadsafe(watch(), served.loop)
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=20)
+        connection.request("POST", "/generate", b'{"text": "x", "stream": ' + stream + b"}")
+        assert submitted.wait(20)
+        connection.close()
+        assert aborted.wait(20)
+        watching.result(20)
+    finally:
+        scheduler.hold = False
+
+
+def test_garbage_on_the_port(served: Served) -> None:
+    for raw in (b"\x00\xff\xfe", b"GET /health HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nx\r\n\r\n"):
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=20)
+        connection.connect()
+        connection.sock.sendall(raw + b"\r\n\r\n")
+        assert connection.sock.recv(100)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_a_chunked_body_over_the_limit(served: Served) -> None:
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=20)
+    pieces = (b" " * (1 << 20) for _ in range(5))
+    connection.request("POST", "/generate", pieces, encode_chunked=True)
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert b"request_too_large" in answer.read()
+    connection.request("GET", "/health")  # the connection is still good
+    assert connection.getresponse().status == 200
+    connection.close()

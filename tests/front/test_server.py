@@ -1,0 +1,237 @@
+"""The front process as a whole: real sockets, real uvicorn, a fake scheduler and detokenizer.
+
+The fake pair is one thread on the links' real mailboxes; SIGTERM is sent for real.
+"""
+
+import asyncio
+import errno
+import http.client
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+from front.echo_door import INFO, ByteEncoder, ByteRenderer
+
+from tokenloom.tokenizer_proc import server
+from tokenloom.wire import codec, paths
+from tokenloom.wire.channel import Mailbox, Outbox
+from tokenloom.wire.config import DoorConfig, FrontConfig, Links, ModelConfig
+from tokenloom.wire.messages import (
+    BatchStrOut,
+    Drained,
+    DrainReq,
+    Finish,
+    SchedulerReady,
+    StrOut,
+    TokenizedGenerateReq,
+)
+
+
+class Life:
+    """Stands in for wire.child.ChildLife."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.told = threading.Event()
+
+    def ready(self, detail: str = "") -> None:
+        self.url = detail
+        self.told.set()
+
+
+class FakePair(threading.Thread):
+    """Scheduler and detokenizer: ready at once, one row of "ok" a request, Drained when asked."""
+
+    def __init__(self, links: Links) -> None:
+        super().__init__(daemon=True)
+        self._links = links
+        self.may_start = threading.Event()
+        self.hold = threading.Event()  # set: requests end only with the drain
+        self.got_request = threading.Event()
+
+    def run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        mailbox = Mailbox(context, self._links.scheduler, codec.to_scheduler())
+        front = Outbox(context, self._links.front)
+        assert self.may_start.wait(20)
+        front.send(SchedulerReady(INFO))
+        held: list[int] = []
+        draining = False
+        while not draining:
+            for message in mailbox.receive(20_000):
+                match message:
+                    case TokenizedGenerateReq(rid=rid):
+                        held.append(rid)
+                        self.got_request.set()
+                    case DrainReq():
+                        draining = True
+            if not self.hold.is_set() or draining:
+                for rid in held:
+                    front.send(BatchStrOut([StrOut(rid, "ok", (1,), Finish("stop", 0))]))
+                held.clear()
+        front.send(Drained())
+        front.close()
+        mailbox.close()
+        context.term()
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontConfig]:
+    directory = tempfile.mkdtemp(prefix="tl-")  # pytest's own are too long for a socket path
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    monkeypatch.setattr(server, "load_text", lambda path: (ByteEncoder(), ByteRenderer()))
+    yield FrontConfig(
+        model=ModelConfig(model="/models/tiny", served_model_name="tiny"),
+        doors=DoorConfig(port=0),
+        log_level="info",
+        links=Links(directory),
+    )
+    shutil.rmtree(directory)
+
+
+def serve_while(config: FrontConfig, client: Callable[[Life, FakePair], None]) -> int:
+    """Run the server in this thread (signals need the main one) and `client` beside it."""
+    life, pair = Life(), FakePair(config.links)
+    pair.start()
+    failures: list[BaseException] = []
+
+    def beside() -> None:
+        try:
+            client(life, pair)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            pair.may_start.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=beside, daemon=True)
+    loop_runs = threading.Event()
+
+    async def main() -> int:
+        asyncio.get_running_loop().call_soon(thread.start)
+        loop_runs.set()
+        async with asyncio.timeout(30):
+            return await server.serve(config, life)
+
+    status = asyncio.run(main())
+    thread.join(20)
+    pair.join(20)
+    if failures:
+        raise failures[0]
+    return status
+
+
+def request(url: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def with_port(config: FrontConfig, port: int) -> FrontConfig:
+    return FrontConfig(config.model, DoorConfig(port=port), config.log_level, config.links)
+
+
+def test_from_loading_to_a_drained_end(config: FrontConfig) -> None:
+    port = free_port()
+    config = FrontConfig(
+        model=config.model,
+        doors=DoorConfig(port=port),
+        log_level="info",
+        links=config.links,
+    )
+    url = f"http://127.0.0.1:{port}"
+    answers: list[tuple[int, bytes]] = []
+
+    def client(life: Life, pair: FakePair) -> None:
+        assert request(url, "GET", "/health") == (503, b'{"status":"loading"}')
+        assert request(url, "POST", "/generate", b'{"text": "a"}')[0] == 503
+        assert not life.told.is_set()
+        pair.may_start.set()
+        assert life.told.wait(20)
+        assert life.url == url
+        assert request(url, "GET", "/health")[0] == 200
+        assert b'"text":"ok"' in request(url, "POST", "/generate", b'{"text": "a"}')[1]
+        head = request(url, "HEAD", "/health")
+        assert head == (200, b"")
+        pair.hold.set()
+        pair.got_request.clear()
+        waiting = threading.Thread(
+            target=lambda: answers.append(request(url, "POST", "/generate", b'{"text": "a"}'))
+        )
+        waiting.start()
+        assert pair.got_request.wait(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        waiting.join(20)
+
+    for _ in range(2):  # an immediate restart on the same port works
+        assert serve_while(config, client) == 0
+        (answer,) = answers
+        assert answer[0] == 200
+        answers.clear()
+        with pytest.raises(ConnectionRefusedError):
+            request(url, "GET", "/health")
+
+
+def test_sigterm_while_loading_ends_at_once(config: FrontConfig) -> None:
+    def client(life: Life, pair: FakePair) -> None:
+        assert not life.told.is_set()
+
+    assert serve_while(config, client) == 0
+
+
+def test_the_socket_door_answers_beside_http(config: FrontConfig) -> None:
+    def client(life: Life, pair: FakePair) -> None:
+        pair.may_start.set()
+        assert life.told.wait(20)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        dealer = context.socket(zmq.DEALER)
+        try:
+            dealer.connect(paths.door_address(int(life.url.rpartition(":")[2])))
+            dealer.send(b'{"type": "generate", "rid": "r", "text": "hi"}')
+            assert dealer.poll(20_000)
+            assert b'"text":"ok"' in dealer.recv()
+        finally:
+            dealer.close(linger=0)
+            context.term()
+
+    assert serve_while(config, client) == 0
+
+
+def test_a_taken_port_is_said_clearly(config: FrontConfig) -> None:
+    with server.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(server.CannotListen, match=rf"127\.0\.0\.1:{port}.*in use"):
+            server.listen("127.0.0.1", port)
+    with server.listen("127.0.0.1", port) as again:
+        assert server.url_of("127.0.0.1", again) == f"http://127.0.0.1:{port}"
+
+
+def test_a_host_that_is_not_ours() -> None:
+    with pytest.raises(server.CannotListen, match="cannot listen on"):
+        server.listen("192.0.2.1", 0)
+
+
+def test_ipv6_urls_have_brackets() -> None:
+    try:
+        listener = server.listen("::1", 0)
+    except server.CannotListen as error:
+        assert os.strerror(errno.EADDRNOTAVAIL) in str(error) or "family" in str(error)
+        return
+    with listener:
+        assert server.url_of("::1", listener).startswith("http://[::1]:")

@@ -1,0 +1,222 @@
+"""Health, information, routing, and what the front says while it loads and drains."""
+
+import asyncio
+import logging
+
+import pytest
+from front.echo_door import MODEL, Door, Exchange, submitted, turn
+
+from tokenloom.tokenizer_proc.doors import service
+from tokenloom.tokenizer_proc.front import Front
+from tokenloom.wire.messages import (
+    AbortReq,
+    Drained,
+    DrainReq,
+    Finish,
+    StrOut,
+    TokenizedGenerateReq,
+)
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+POSTS = [
+    (CHAT, HELLO),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/generate", {"text": "a"}),
+    ("/generate", {"input_ids": [1]}),
+]
+
+
+def test_health(door: Door) -> None:
+    assert (door.call("GET", "/health").status, door.call("HEAD", "/health").status) == (200, 200)
+    assert door.call("GET", "/health").json() == {"status": "ready"}
+
+
+def test_while_loading() -> None:
+    door = Door()
+    answer = door.call("GET", "/health")
+    assert (answer.status, answer.json()) == (503, {"status": "loading"})
+    for path, payload in POSTS:
+        refused = door.post(path, payload)
+        assert refused.status == 503
+        assert refused.error()["message"] == "the model is loading"
+        assert int(refused.headers["retry-after"]) > 0
+    assert door.call("GET", "/health_generate").status == 503
+    assert door.call("GET", "/v1/models").json()["data"][0]["max_model_len"] is None
+    info = door.call("GET", "/get_server_info").json()
+    assert (info["status"], info["context_length"], info["scheduler"]) == ("loading", None, None)
+
+
+def test_a_tokenizer_alone_is_not_ready() -> None:
+    door = Door()
+    door.front.use_text(None, None)
+    assert not door.front.ready
+
+
+def test_while_draining(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> list[Exchange]:
+        running = door.open("POST", CHAT, HELLO)
+        await submitted(door)
+        door.front.drain()
+        door.front.drain()
+        answers = [await door.open("GET", "/health").end()]
+        answers += [await door.open("POST", *post).end() for post in POSTS]
+        door.scheduler.row(StrOut(1, "bye", (1,), Finish("length")))
+        assert (await running.end()).status == 200
+        assert not door.front.drained.is_set()
+        door.front.dispatch(Drained())
+        assert door.front.drained.is_set()
+        return answers
+
+    health, *refused = door.run(scenario())
+    assert (health.status, health.json()) == (503, {"status": "draining"})
+    for answer in refused:
+        assert answer.status == 503
+        assert answer.error()["message"] == "the server is shutting down"
+        assert int(answer.headers["retry-after"]) > 0
+    assert door.scheduler.of(DrainReq) == [DrainReq()]
+
+
+def test_drained_leaves_nobody_waiting(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> Exchange:
+        call = door.open("POST", CHAT, HELLO)
+        await submitted(door)
+        door.front.dispatch(Drained())
+        return await call.end()
+
+    answer = door.run(scenario())
+    assert answer.status == 503
+    assert "stopped" in answer.error()["message"]
+    assert door.front.in_flight == 0
+
+
+def test_health_generate(door: Door) -> None:
+    assert door.call("GET", "/health_generate").status == 200
+    (sent,) = door.scheduler.of(TokenizedGenerateReq)
+    assert (sent.sampling.max_new_tokens, sent.sampling.greedy) == (1, True)
+
+
+def test_health_generate_has_a_deadline(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HEALTH_GENERATE_SECONDS", 0.01)
+    door.scheduler.hold = True
+    answer = door.call("GET", "/health_generate")
+    assert answer.status == 503
+    assert "no token" in answer.error()["message"]
+    assert len(door.scheduler.of(AbortReq)) == 1
+
+
+def test_health_generate_reports_a_failure(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> Exchange:
+        call = door.open("GET", "/health_generate")
+        await submitted(door)
+        door.scheduler.row(StrOut(1, "", (), Finish("error", None, "broken", 500)))
+        return await call.end()
+
+    assert door.run(scenario()).status == 500
+
+
+def test_server_info(door: Door) -> None:
+    info = door.call("GET", "/get_server_info").json()
+    assert info["max_total_num_tokens"] == 1024
+    assert info["internal_states"] == [{"effective_max_running_requests_per_dp": 8}]
+    assert info["front"] == {"requests_in_flight": 0, "late_rows_total": 0}
+    assert (info["scheduler"]["step"], info["scheduler"]["free_rows"]) == (7, 6)
+    assert door.call("GET", "/server_info").json()["served_model_name"] == MODEL
+
+
+def test_server_info_without_an_answering_scheduler(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STATS_SECONDS", 0.01)
+    monkeypatch.setattr(door.scheduler, "send", lambda message: None)
+    info = door.call("GET", "/get_server_info").json()
+    assert (info["status"], info["scheduler"]) == ("ready", None)
+    assert door.front._stats_waiters == {}
+
+
+@pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])
+def test_model_info(door: Door, path: str) -> None:
+    assert door.call("GET", path).json() == {
+        "model_path": MODEL,
+        "served_model_name": MODEL,
+        "tokenizer_path": MODEL,
+        "is_generation": True,
+    }
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/version", "/v1/", "/health/"])
+def test_unknown_routes(door: Door, path: str) -> None:
+    answer = door.call("GET", path)
+    assert (answer.status, answer.error()["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, {"POST"}),
+        ("DELETE", "/generate", {"POST", "PUT"}),
+        ("POST", "/health", {"GET", "HEAD"}),
+        ("OPTIONS", "/v1/models", {"GET", "HEAD"}),
+        ("POST", "/v1/models/x", {"GET", "HEAD"}),
+    ],
+)
+def test_wrong_methods(door: Door, method: str, path: str, allowed: set[str]) -> None:
+    answer = door.call(method, path)
+    assert (answer.status, answer.error()["code"]) == (405, "method_not_allowed")
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_surprises_stay_inside(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(front: Front, *_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(Front, "submit", explode)
+    with caplog.at_level(logging.ERROR):
+        answer = door.post(CHAT, HELLO)
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert b"Zero" not in answer.body
+    assert "secret detail" in caplog.text
+
+
+def test_a_request_that_cannot_be_sent_leaves_no_session(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(message: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(door.scheduler, "send", full)
+    assert door.post(CHAT, HELLO).status == 500
+    assert door.front.in_flight == 0
+
+
+def test_late_rows_are_counted(door: Door) -> None:
+    async def scenario() -> None:
+        door.scheduler.row(StrOut(77, "x", (1,)))
+        await turn()
+
+    door.run(scenario())
+    assert door.front.late_rows == 1
+
+
+def test_many_streams_at_once() -> None:
+    door = Door(max_queued=300).start()
+
+    async def scenario() -> list[Exchange]:
+        payload = {"text": "abcdefgh", "stream": True}
+        calls = [door.open("POST", "/generate", payload) for _ in range(300)]
+        return await asyncio.gather(*(call.end() for call in calls))
+
+    for answer in door.run(scenario()):
+        *_, last, done = answer.events()
+        assert (last["text"], done) == ("abcdefgh", "[DONE]")
+    assert door.front.in_flight == 0

@@ -1,0 +1,471 @@
+"""Wrong input at every generation route: one status, one error shape, the field by its name.
+
+Public failures that these tables repeat: INP-01 to INP-10, SAM-03/04/11/12/16/18 to 24.
+"""
+
+import json
+
+import pytest
+from front.echo_door import Door
+
+from tokenloom.wire.messages import SchedulerInfo, TokenizedGenerateReq
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+GENERATE = "/generate"
+ROUTES = (CHAT, COMPLETIONS, GENERATE)
+
+
+def body(route: str, **fields: object) -> dict[str, object]:
+    """A good request of `route` with sampling `fields` where the route wants them."""
+    if route == CHAT:
+        return {"messages": [{"role": "user", "content": "hello"}], **fields}
+    if route == COMPLETIONS:
+        return {"prompt": "hello", **fields}
+    return {"text": "hello", "sampling_params": fields}
+
+
+SAMPLING = [
+    ("temperature", [-0.1, 100.1, 999999, "1", True, [], {}]),
+    ("top_p", [0, -1, 1.0001, "1", False]),
+    ("top_k", [-2, 1 << 31, 1.5, "5", True]),
+    ("min_p", [-0.1, 2]),
+    ("frequency_penalty", [2.1, -2.1, "0"]),
+    ("presence_penalty", [2.1, -2.1]),
+    ("repetition_penalty", [0, -1, 1e9]),
+    ("seed", [1.5, "1", 1 << 63, -(1 << 63) - 1]),
+    ("stop", ["", [""], ["a", ""], ["x"] * 17, ["x"] * 700, "x" * 257, 5, [5], [None]]),
+    ("stop_token_ids", [[-1], [256], [True], [1.0], "5", [1] * 65]),
+    (
+        "logit_bias",
+        [
+            {"AI": 1},
+            {"-1": 1},
+            {"256": 1},
+            {"3": 101},
+            {"3": -100.5},
+            {"3": 1e300},
+            {"3": -1e39},
+            {"3": "Infinity"},
+            {"3": True},
+            {str(i): 0 for i in range(200)} | {f"{i:09d}": 0 for i in range(200, 256)} | {"999": 0},
+            [],
+        ],
+    ),
+    ("ignore_eos", [1, "true"]),
+    ("skip_special_tokens", [0]),
+    ("no_stop_trim", ["no"]),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in SAMPLING for value in values]
+)
+def test_sampling_fields(door: Door, route: str, field: str, value: object) -> None:
+    answer = door.post(route, body(route, **{field: value}))
+    assert answer.status == 400
+    error = answer.error()
+    assert error["param"].split("[")[0] == field
+    assert field in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert door.scheduler.sent == []
+    assert door.post(route, body(route)).status == 200
+
+
+LIMITS = [-160, -2, -1, 0, 1.5, "5", True, 1 << 31, 1 << 63, 10**30]
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        (GENERATE, "max_new_tokens"),
+    ],
+)
+@pytest.mark.parametrize("value", LIMITS)
+def test_limits_of_the_answer(door: Door, route: str, field: str, value: object) -> None:
+    answer = door.post(route, body(route, **{field: value}))
+    assert answer.status == 400
+    error = answer.error()
+    assert error["param"] == field
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "limit"),
+    [
+        (CHAT, "min_tokens", "max_tokens"),
+        (COMPLETIONS, "min_tokens", "max_tokens"),
+        (GENERATE, "min_new_tokens", "max_new_tokens"),
+    ],
+)
+def test_least_length_above_the_limit(door: Door, route: str, field: str, limit: str) -> None:
+    error = door.post(route, body(route, **{field: 6, limit: 5})).error()
+    assert error["param"] == field
+    assert error["message"] == f"{field} (6) is above {limit} (5)"
+    for value in (-1, 1 << 40, "1"):
+        assert door.post(route, body(route, **{field: value})).error()["param"] == field
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_null_means_unset(door: Door, route: str) -> None:
+    names = [name for name, _ in SAMPLING]
+    fields = dict.fromkeys([*names, "max_tokens", "max_new_tokens", "min_tokens"])
+    everything = body(route, **fields)
+    everything |= dict.fromkeys(["model", "stream", "rid", "lora_path", "n", "logprobs", "tools"])
+    answer = door.post(route, everything)
+    assert answer.status == 200
+    sampling = door.scheduler.of(TokenizedGenerateReq)[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.stop) == (1.0, 1.0, ())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_neutral_and_empty_values_are_no_wishes(door: Door, route: str) -> None:
+    fields = {"logit_bias": {}, "stop": [], "stop_token_ids": [], "n": 1, "stop_regex": None}
+    assert door.post(route, body(route, **fields)).status == 200
+
+
+def test_neutral_values_that_routers_add(door: Door) -> None:
+    extra = {
+        "best_of": 1,
+        "logprobs": False,
+        "top_logprobs": 0,
+        "echo": False,
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "return_hidden_states": False,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "continue_final_message": False,
+        "chat_template_kwargs": {},
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "something_new": {"deep": [1, {"x": None}]},
+    }
+    assert door.post(CHAT, body(CHAT, **extra)).status == 200
+
+
+UNSUPPORTED = {
+    CHAT: {
+        "n": [0, 2, -1, 5_000_000, True, "1"],
+        "best_of": [2],
+        "logprobs": [True],
+        "top_logprobs": [1, 1_000_000],
+        "tools": [[{"type": "function", "function": {"name": "f"}}]],
+        "tool_choice": ["required", {"type": "function"}],
+        "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+        "json_schema": ["{}"],
+        "regex": ["a+"],
+        "ebnf": ["root"],
+        "guided_json": [{}],
+        "lora_path": ["x"],
+        "stop_regex": ["a"],
+        "bad_words": [["a"]],
+        "logits_processors": [["f"]],
+        "modalities": [["text", "audio"]],
+        "audio": [{"voice": "x"}],
+        "chat_template": ["{{ 1 }}"],
+        "chat_template_kwargs": [{"tokenize": True}],
+        "continue_final_message": [True],
+        "add_generation_prompt": [False],
+        "cache_salt": ["s"],
+        "priority": [1],
+    },
+    COMPLETIONS: {
+        "n": [2],
+        "best_of": [2],
+        "logprobs": [0, 5],
+        "prompt_logprobs": [-1, 1],
+        "echo": [True],
+        "suffix": ["end"],
+        "response_format": [{"type": "json_object"}],
+        "prompt_embeds": ["x"],
+    },
+    GENERATE: {
+        "return_logprob": [True, [True]],
+        "top_logprobs_num": [1_000_000],
+        "token_ids_logprob": [[-1], [1 << 40]],
+        "input_embeds": [[[0.5]]],
+        "image_data": ["x"],
+        "lora_path": ["x"],
+        "session_params": [{"id": "x"}],
+        "return_hidden_states": [True],
+        "custom_logit_processor": ["x"],
+        "extra_key": ["x"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "value"),
+    [
+        (route, field, value)
+        for route, fields in UNSUPPORTED.items()
+        for field, values in fields.items()
+        for value in values
+    ],
+)
+def test_wishes_that_cannot_be_honoured(door: Door, route: str, field: str, value: object) -> None:
+    answer = door.post(route, body(route) | {field: value})
+    assert answer.status == 400
+    assert answer.error()["param"] == field
+    assert answer.error()["message"] == f"{field} is not supported"
+    assert door.scheduler.sent == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", 5_000_000),
+        ("json_schema", "{}"),
+        ("regex", "a"),
+        ("ebnf", "a"),
+        ("structural_tag", "a"),
+        ("stop_regex", "a"),
+        ("custom_params", {"a": 1}),
+        ("spaces_between_special_tokens", False),
+    ],
+)
+def test_native_sampling_wishes_that_cannot_be_honoured(
+    door: Door, field: str, value: object
+) -> None:
+    for params in ({field: value}, [{}, {field: value}]):
+        answer = door.post(GENERATE, {"text": ["a", "b"], "sampling_params": params})
+        assert (answer.status, answer.error()["param"]) == (400, field)
+
+
+BROKEN = [
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b'"text"',
+    b"null",
+    b"\xff\xfe",
+    b"\xef\xbb\xbf{}",
+    "{}".encode("utf-16"),
+    b'{"text": "\xff", "prompt": "\xff", "messages": []}',
+    b'{"unknown": "\xff"}',
+    b'{"text": "a", "text": "b"}',
+    b'{"x": {"a": 1, "a": 2}}',
+    b'{"temperature": NaN}',
+    b'{"x": ' + b"[" * 1500 + b"]" * 1500 + b"}",
+    b'{"x": ' + b'{"a":' * 600 + b"1" + b"}" * 600 + b"}",
+    b'{"text": "a"} trailing',
+    b'{"text": "a",}',
+    b"{'text': 'a'}",
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("raw", BROKEN)
+def test_bodies_that_are_no_json_object(door: Door, route: str, raw: bytes) -> None:
+    answer = door.post(route, raw)
+    assert answer.status == 400
+    assert answer.error()["type"] == "invalid_request_error"
+    assert door.post(route, body(route)).status == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "01", "0x1"])
+def test_numbers_that_json_or_float_do_not_have(door: Door, route: str, number: str) -> None:
+    raw = json.dumps(body(route, temperature=7)).replace(": 7", f": {number}").encode()
+    assert door.post(route, raw).status == 400
+
+
+@pytest.mark.parametrize(
+    ("route", "raw"),
+    [
+        (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "x", "name": "\\udfff"}]}'),
+        (CHAT, b'{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}'),
+        (COMPLETIONS, b'{"prompt": "\\ud800"}'),
+        (COMPLETIONS, b'{"prompt": ["a", "\\udc00\\ud800"]}'),
+        (COMPLETIONS, b'{"prompt": "a", "stop": "\\ud800"}'),
+        (GENERATE, b'{"text": "\\ud800"}'),
+        (GENERATE, b'{"text": "a", "rid": "\\ud800"}'),
+        (GENERATE, b'{"text": "a", "unknown": "\\ud800"}'),
+    ],
+)
+def test_lone_surrogates(door: Door, route: str, raw: bytes) -> None:
+    assert door.post(route, raw).status == 400
+    assert door.scheduler.sent == []
+
+
+PROMPTS = ["", [], [""], ["a", 1], [[1], "b"], [1, [2]], 5, {}, True, None, [None], [[]], [[[1]]]]
+IDS = [[-1], [256], [1, 2, 1 << 31], [1 << 63], [-(1 << 70)], [1.0], [True], [1, "a"], [[1, -1]]]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS + IDS)
+def test_prompts_of_completions(door: Door, prompt: object) -> None:
+    answer = door.post(COMPLETIONS, {"prompt": prompt})
+    assert answer.status == 400
+    assert answer.error()["param"].split("[")[0] == "prompt"
+    assert door.front.in_flight == 0
+
+
+@pytest.mark.parametrize("ids", [[], [[]], 5, "ab", {}, [None], *IDS])
+def test_ids_of_generate(door: Door, ids: object) -> None:
+    answer = door.post(GENERATE, {"input_ids": ids})
+    assert answer.status == 400
+    assert answer.error()["param"].split("[")[0] == "input_ids"
+
+
+def test_an_id_out_of_range_is_named_with_its_index(door: Door) -> None:
+    error = door.post(GENERATE, {"input_ids": [5, 6, 256]}).error()
+    assert error["message"] == "token id 256 at index 2 is outside 0..255"
+
+
+@pytest.mark.parametrize("text", ["", [], [""], ["a", ""], 5, [1], True, [["a"]]])
+def test_texts_of_generate(door: Door, text: object) -> None:
+    answer = door.post(GENERATE, {"text": text})
+    assert answer.status == 400
+    assert answer.error()["param"].split("[")[0] == "text"
+
+
+def test_generate_wants_one_kind_of_prompt(door: Door) -> None:
+    for payload in ({}, {"text": "a", "input_ids": [1]}, {"text": None, "input_ids": None}):
+        assert door.post(GENERATE, payload).error()["param"] == "text"
+
+
+@pytest.mark.parametrize(
+    "rid", ["", "a b", "a\n", "x" * 129, ["a"], ["a", "b", "c"], ["a", "b\r"], 5, "é"]
+)
+def test_rids(door: Door, rid: object) -> None:
+    answer = door.post(GENERATE, {"text": ["a", "b"], "rid": rid})
+    assert (answer.status, answer.error()["param"].split("[")[0]) == (400, "rid")
+
+
+def test_sampling_params_of_a_batch_must_match_it(door: Door) -> None:
+    answer = door.post(GENERATE, {"text": ["a", "b"], "sampling_params": [{}]})
+    assert (answer.status, answer.error()["param"]) == (400, "sampling_params")
+    assert door.front.in_flight == 0
+
+
+def test_one_bad_prompt_of_a_list_leaves_nothing_behind(door: Door) -> None:
+    assert door.post(COMPLETIONS, {"prompt": [[1], [2], [256]]}).status == 400
+    assert door.front.in_flight == 0
+    assert door.post(COMPLETIONS, {"prompt": [[1], [2], [3]]}).status == 200
+
+
+MESSAGES = [
+    ([], "messages"),
+    (5, "messages"),
+    ("hi", "messages"),
+    ([5], "messages[0]"),
+    ([{"role": "system"}], "messages[0].content"),
+    ([{"content": "x"}], "messages[0].role"),
+    ([{"role": "userr", "content": "x"}], "messages[0].role"),
+    ([{"role": "user", "content": None}], "messages[0].content"),
+    ([{"role": "tool", "content": None}], "messages[0].content"),
+    ([{"role": "user", "content": 5}], "messages[0].content"),
+    ([{"role": "user", "content": []}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+    ([{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0].type"),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages[0].content",
+    ),
+    ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    (
+        [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}],
+        "messages[1].tool_calls",
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), MESSAGES)
+def test_messages(door: Door, messages: object, param: str) -> None:
+    answer = door.post(CHAT, {"messages": messages})
+    assert answer.status == 400
+    assert answer.error()["param"] == param
+    assert door.scheduler.sent == []
+
+
+def test_no_messages_at_all(door: Door) -> None:
+    assert door.post(CHAT, {}).error()["param"] == "messages"
+    assert door.post(COMPLETIONS, {}).error()["param"] == "prompt"
+
+
+def test_limits_that_contradict_each_other(door: Door) -> None:
+    answer = door.post(CHAT, body(CHAT, max_tokens=3, max_completion_tokens=4))
+    assert answer.error()["param"] == "max_completion_tokens"
+    assert door.post(CHAT, body(CHAT, max_tokens=3, max_completion_tokens=3)).status == 200
+    answer = door.post(GENERATE, body(GENERATE, seed=1, sampling_seed=2))
+    assert answer.error()["param"] == "sampling_seed"
+
+
+@pytest.mark.parametrize("stream", [1, "true", [], {}])
+@pytest.mark.parametrize("route", ROUTES)
+def test_stream_is_a_boolean(door: Door, route: str, stream: object) -> None:
+    answer = door.post(route, body(route) | {"stream": stream})
+    assert (answer.status, answer.error()["param"]) == (400, "stream")
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_another_model_is_404(door: Door, route: str) -> None:
+    answer = door.post(route, body(route, model="gpt-4o"))
+    assert answer.status == 404
+    assert answer.error()["code"] == "model_not_found"
+    assert answer.error()["param"] == "model"
+
+
+# ---------------------------------------------------------------- lengths (INP-10, SCH-02, SCH-03)
+
+
+def prompt_of(route: str, tokens: int, **sampling: object) -> dict[str, object]:
+    if route == CHAT:
+        content = "x" * (tokens - len("user:"))
+        return {"messages": [{"role": "user", "content": content}], **sampling}
+    if route == COMPLETIONS:
+        return {"prompt": "x" * tokens, **sampling}
+    return {"text": "x" * tokens, "sampling_params": sampling}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ROUTES)
+def test_prompts_at_the_edge_of_the_context(route: str, stream: bool) -> None:
+    door = Door(max_body_bytes=1 << 20).start()
+    for tokens, status in [(255, 200), (256, 400), (257, 400), (10_000, 400)]:
+        answer = door.post(route, prompt_of(route, tokens) | {"stream": stream})
+        assert answer.status == status, tokens
+    assert "256" in answer.error()["message"]
+    assert {req.sampling.max_new_tokens for req in door.scheduler.of(TokenizedGenerateReq)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("route", "limit"),
+    [(CHAT, "max_tokens"), (COMPLETIONS, "max_tokens"), (GENERATE, "max_new_tokens")],
+)
+def test_prompt_and_answer_share_the_context(door: Door, route: str, limit: str) -> None:
+    assert door.post(route, prompt_of(route, 200, **{limit: 56})).status == 200
+    answer = door.post(route, prompt_of(route, 200, **{limit: 57}))
+    assert (answer.status, answer.error()["param"]) == (400, limit)
+    assert answer.error()["message"] == (
+        f"the prompt has 200 tokens and {limit} is 57; the context has 256 for both"
+    )
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_small_pool_is_the_limit_then(route: str) -> None:
+    info = SchedulerInfo(256, 256, 16, 128, 8, 0, "float32", (0,))
+    door = Door().start(info)
+    assert door.post(route, prompt_of(route, 127)).status == 200
+    answer = door.post(route, prompt_of(route, 128))
+    assert answer.status == 400
+    assert "the KV pool has room for 128" in answer.error()["message"]
+
+
+def test_default_limits_of_the_answer(door: Door) -> None:
+    for route in ROUTES:
+        door.post(route, prompt_of(route, 20))
+    limits = [req.sampling.max_new_tokens for req in door.scheduler.of(TokenizedGenerateReq)]
+    assert limits == [236, 16, 128]

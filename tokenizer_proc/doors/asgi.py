@@ -1,0 +1,164 @@
+"""Exchange: one HTTP request and its answer over plain ASGI messages.
+
+Reads bodies within bounds, sends JSON or server-sent events (one ASGI message per call, no response
+objects), notices a client that leaves or stalls. Knows nothing of models and tokens.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from .errors import ApiError, ClientGone
+from .limits import (
+    BODY_READ_SECONDS,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    REQUEST_ID_PATTERN,
+    SEND_STALL_SECONDS,
+)
+
+Headers = tuple[tuple[str, str], ...]
+
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN.encode())
+_encoder = msgspec.json.Encoder()
+
+_DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: msgspec.Struct) -> bytes:
+    """One server-sent event; JSON of msgspec has no raw line breaks."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+class Exchange:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self.scope = scope
+        self.started = False  # a status line was sent
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+        self._sends = 0
+        self._sending = False
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    def check_headers(self) -> None:
+        headers: list[tuple[bytes, bytes]] = self.scope["headers"]
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise ApiError(
+                431,
+                f"{len(headers)} headers with {size} bytes; at most {MAX_HEADERS} with "
+                f"{MAX_HEADER_BYTES} bytes are allowed",
+            )
+
+    async def read_body(self) -> bytes:
+        """The whole body; ApiError 413, 408 or 415, ClientGone when it never ends."""
+        if (self.header(b"content-encoding") or b"identity").lower() != b"identity":
+            raise ApiError(415, "compressed bodies are not accepted")
+        declared = self.header(b"content-length")
+        if declared is not None and (not declared.isdigit() or int(declared[:20]) > self._limit):
+            raise self._too_large()
+        body = bytearray()
+        while True:
+            message = await self._receive_soon()
+            body += message.get("body", b"")
+            if len(body) > self._limit:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    @property
+    def _limit(self) -> int:
+        return self._max_body_bytes
+
+    async def _receive_soon(self) -> Message:
+        try:
+            async with asyncio.timeout(BODY_READ_SECONDS):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, f"no byte of the body came for {BODY_READ_SECONDS:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limit} bytes")
+
+    async def reply(
+        self, status: int, payload: msgspec.Struct | Sequence[msgspec.Struct], headers: Headers = ()
+    ) -> None:
+        body = _encoder.encode(payload)
+        await self._start(
+            status,
+            [("content-type", "application/json"), ("content-length", str(len(body))), *headers],
+        )
+        await self._put({"type": "http.response.body", "body": body})
+
+    async def send_events(self, frames: bytes) -> None:
+        """Frames of a stream; the first call sends the head of the answer."""
+        if not self.started:
+            await self._start(
+                200,
+                [
+                    ("content-type", "text/event-stream; charset=utf-8"),
+                    ("cache-control", "no-cache"),
+                    ("x-accel-buffering", "no"),
+                ],
+            )
+        await self._put({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end_events(self, frames: bytes = b"") -> None:
+        """The last frames and [DONE]."""
+        await self._put({"type": "http.response.body", "body": frames + _DONE, "more_body": False})
+
+    async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.started = True
+        raw = [(name.encode(), value.encode()) for name, value in headers]
+        request_id = self.header(b"x-request-id")
+        if request_id is not None and _REQUEST_ID.fullmatch(request_id):
+            raw.append((b"x-request-id", request_id))
+        await self._put({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _put(self, message: Message) -> None:
+        self._sends += 1
+        self._sending = True
+        await self._send(message)
+        self._sending = False
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Cancels its block and raises ClientGone when the client leaves or stalls.
+
+        For use after the body was read: from then on the server only says that the client left.
+        """
+        try:
+            async with asyncio.timeout(None) as cut:
+                watcher = asyncio.create_task(self._watch(cut))
+                try:
+                    yield
+                finally:
+                    watcher.cancel()
+        except TimeoutError:
+            if cut.expired():
+                raise ClientGone from None
+            raise
+
+    async def _watch(self, cut: asyncio.Timeout) -> None:
+        while True:
+            seen = self._sends
+            try:
+                async with asyncio.timeout(SEND_STALL_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                if self._sending and self._sends == seen:
+                    break
+                continue
+            if message["type"] == "http.disconnect":
+                break
+        cut.reschedule(asyncio.get_running_loop().time())

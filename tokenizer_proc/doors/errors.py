@@ -1,0 +1,99 @@
+"""Every error answer of the HTTP door: OpenAI's nested shape, one mapping from exceptions.
+
+Used by the handlers and by the routing in `http`. Nothing internal (paths, tracebacks) may enter a
+message from here.
+"""
+
+import msgspec
+
+from ...wire.messages import Finish
+from ...wire.sampling import InvalidRequest
+from ..sessions import Refused
+from .limits import RETRY_AFTER_BUSY
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    431: "invalid_request_error",
+}
+_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+    500: "internal_error",
+    503: "unavailable",
+}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ClientGone(Exception):
+    """The client left, or takes no bytes; nothing can be answered any more."""
+
+
+class ApiError(Exception):
+    """An answer other than 200, ready to be rendered."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        self.body = ErrorBody(
+            ErrorDetail(
+                message, _TYPES.get(status, "server_error"), param, code or _CODES.get(status)
+            )
+        )
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(
+        404, f"the model {model!r} does not exist here", param="model", code="model_not_found"
+    )
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client hears of `error`; anything unexpected becomes a bare 500."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(400, error.message, param=error.param)
+        case Refused():
+            return ApiError(error.status, error.message, headers=_retry_after(error.retry_after))
+        case _:
+            return ApiError(500, "internal error; the server's log has the details")
+
+
+def of_finish(finish: Finish) -> ApiError:
+    """The answer to a request that ended with `finish.reason == "error"`."""
+    status = finish.status if 400 <= finish.status <= 599 else 500
+    headers = _retry_after(RETRY_AFTER_BUSY) if status == 503 else ()
+    return ApiError(status, finish.message or "the request failed", headers=headers)
+
+
+def _retry_after(seconds: int) -> tuple[tuple[str, str], ...]:
+    return (("retry-after", str(seconds)),)

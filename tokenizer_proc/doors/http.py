@@ -1,0 +1,87 @@
+"""The HTTP door: which path belongs to which handler, and how anything else is answered.
+
+An ASGI application over one Front; `server` runs it with uvicorn. Starlette only routes: no
+middleware, no response objects, no documentation pages, no CORS.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from ..front import Front
+from . import native, openai_routes, service
+from .asgi import Exchange
+from .delivery import told
+from .errors import ApiError, ClientGone
+
+Handler = Callable[[Front, Exchange], Awaitable[None]]
+
+# path, methods, handler; Starlette adds HEAD to GET
+_ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/v1/chat/completions", ("POST",), openai_routes.chat),
+    ("/v1/completions", ("POST",), openai_routes.completions),
+    ("/v1/models", ("GET",), openai_routes.models),
+    ("/v1/models/{model:path}", ("GET",), openai_routes.model),
+    ("/generate", ("POST", "PUT"), native.generate),
+    ("/health", ("GET",), service.health),
+    ("/health_generate", ("GET",), service.health_generate),
+    ("/get_model_info", ("GET",), service.model_info),
+    ("/model_info", ("GET",), service.model_info),
+    ("/get_server_info", ("GET",), service.server_info),
+    ("/server_info", ("GET",), service.server_info),
+)
+
+
+class _Endpoint:
+    """One handler as an ASGI application that never raises for a request's sake."""
+
+    def __init__(self, front: Front, handler: Handler, max_body_bytes: int) -> None:
+        self._front = front
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._max_body_bytes)
+        try:
+            exchange.check_headers()
+            await self._handler(self._front, exchange)
+        except ClientGone:
+            return
+        except Exception as error:
+            if exchange.started:
+                raise
+            answer = told(error)
+            await exchange.reply(answer.status, answer.body, answer.headers)
+
+
+class HttpDoor:
+    def __init__(self, front: Front, max_body_bytes: int) -> None:
+        self._router = Router(
+            [
+                Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
+                for path, methods, handler in _ROUTES
+            ],
+            redirect_slashes=False,
+        )
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} is served here")
+        scope["app"] = self  # makes the router raise instead of answering in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            exchange = Exchange(scope, receive, send, self._max_body_bytes)
+            answer = _of_routing(error, scope)
+            await exchange.reply(answer.status, answer.body, answer.headers)
+
+
+def _of_routing(error: HTTPException, scope: Scope) -> ApiError:
+    path, method = scope["path"], scope["method"]
+    if error.status_code == 405:
+        allowed = tuple((name.lower(), value) for name, value in (error.headers or {}).items())
+        return ApiError(405, f"{method} is not allowed for {path}", headers=allowed)
+    return ApiError(404, f"there is no route {method} {path}")

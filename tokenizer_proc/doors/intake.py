@@ -1,0 +1,69 @@
+"""What all generation routes share on the way in: prompts of any form, and submitting them all.
+
+Called by the handlers of the OpenAI and native routes; raises what `Front` raises, or
+InvalidRequest under the field name it was given.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ...wire.sampling import InvalidRequest, SamplingParams
+from ..front import Front, RequestStream
+from .limits import MAX_PROMPTS
+
+Prompt = str | Sequence[str | int | list[int]]
+
+
+def prompts_of(
+    prompt: Prompt, name: str, encode_text: Callable[[str], list[int]]
+) -> list[list[int]]:
+    """Token ids of each prompt: a text, texts, a list of ids, or lists of ids; never a mixture."""
+    if isinstance(prompt, str):
+        return [encode_text(prompt)]
+    if not prompt:
+        raise InvalidRequest(name, f"{name} is an empty list")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(
+            name, f"{name} has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed"
+        )
+    texts = [item for item in prompt if isinstance(item, str)]
+    if len(texts) == len(prompt):
+        return [encode_text(text) for text in texts]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(lists) == len(prompt):
+        return lists
+    raise InvalidRequest(name, f"{name} mixes texts, token ids and lists of token ids")
+
+
+def submit_all(
+    front: Front,
+    prompts: list[list[int]],
+    sampling: Sequence[SamplingParams],
+    default_max_new_tokens: int | None = None,
+) -> list[RequestStream]:
+    """One stream a prompt, or none: when one is refused, those before it are aborted.
+
+    `default_max_new_tokens` holds where a client named no limit, and yields to a full context.
+    """
+    streams: list[RequestStream] = []
+    try:
+        for input_ids, params in zip(prompts, sampling, strict=True):
+            if params.max_new_tokens is None and default_max_new_tokens is not None:
+                room = max(1, front.room(len(input_ids)))
+                params = msgspec.structs.replace(
+                    params, max_new_tokens=min(default_max_new_tokens, room)
+                )
+            streams.append(front.submit(input_ids, params))
+    except BaseException:
+        close_all(streams)
+        raise
+    return streams
+
+
+def close_all(streams: list[RequestStream]) -> None:
+    for stream in streams:
+        stream.close()

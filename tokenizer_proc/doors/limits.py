@@ -1,0 +1,24 @@
+"""Every bound of the HTTP door and the front that is not a flag, in one table. PURE.
+
+Bounds of single sampling fields live in `wire.sampling`, flags in `wire.config.DoorConfig`.
+"""
+
+MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
+MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
+REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
+MAX_CHARS_PER_TOKEN = 16  # longer texts than context * this are refused before they are tokenised
+MAX_HEADERS = 100  # 431 above
+MAX_HEADER_BYTES = 32 << 10  # names and values of one request together; 431 above
+
+MAX_UNREAD_TOKENS = 4096  # output a client has not read yet; above, its request is aborted
+MAX_UNREAD_CHARS = 1 << 20
+
+BODY_READ_SECONDS = 10.0  # longest wait for the next piece of a request body; 408 after it
+SEND_STALL_SECONDS = 30.0  # a client that takes no byte of its stream for so long is cut off
+STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers
+HEALTH_GENERATE_SECONDS = 10.0
+SHUTDOWN_SECONDS = 5  # what connections get to take their last bytes after a drain
+
+RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503
+RETRY_AFTER_LOADING = 5
+RETRY_AFTER_DRAINING = 10

@@ -1,0 +1,147 @@
+"""Handlers that serve no text: health, and what the server is and does."""
+
+import asyncio
+from importlib.metadata import version
+
+import msgspec
+
+from ...wire.messages import Finish, SchedulerInfo
+from ...wire.sampling import SamplingParams
+from ..front import Front
+from .asgi import Exchange
+from .errors import ApiError, of_finish
+from .limits import HEALTH_GENERATE_SECONDS, STATS_SECONDS
+
+VERSION = version("tokenloom")
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """Gateways take `model_path` for the model's name, so it is the name that clients may use."""
+
+    model_path: str
+    served_model_name: str
+    tokenizer_path: str
+    is_generation: bool = True
+
+
+class SchedulerNumbers(msgspec.Struct, frozen=True):
+    """wire.messages.StatsOut as a JSON object."""
+
+    step: int
+    running: int
+    waiting: int
+    used_tokens: int
+    evictable_tokens: int
+    free_tokens: int
+    free_rows: int
+    new_token_ratio: float
+    retractions_total: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+    violations_total: int
+
+
+class InternalState(msgspec.Struct, frozen=True):
+    effective_max_running_requests_per_dp: int
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """SGLang's names where it has them; null while the model loads."""
+
+    version: str
+    status: str
+    model_path: str
+    served_model_name: str
+    vocab_size: int | None
+    context_length: int | None
+    page_size: int | None
+    max_total_num_tokens: int | None
+    max_running_requests: int | None
+    chunked_prefill_size: int | None
+    dtype: str | None
+    internal_states: list[InternalState]
+    front: "FrontNumbers"
+    scheduler: SchedulerNumbers | None  # null when the scheduler did not answer in time
+    dp_size: int = 1
+
+
+class FrontNumbers(msgspec.Struct, frozen=True):
+    requests_in_flight: int
+    late_rows_total: int
+
+
+def _status(front: Front) -> str:
+    if front.draining:
+        return "draining"
+    return "ready" if front.ready else "loading"
+
+
+async def health(front: Front, exchange: Exchange) -> None:
+    await exchange.reply(200 if front.ready else 503, Health(_status(front)))
+
+
+async def health_generate(front: Front, exchange: Exchange) -> None:
+    """One token through all three processes, within its own deadline."""
+    stream = front.submit([0], SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
+    finish: Finish | None = None
+    try:
+        async with exchange.connected(), asyncio.timeout(HEALTH_GENERATE_SECONDS):
+            async for row in stream:
+                finish = row.finish
+    except TimeoutError:
+        raise ApiError(
+            503, f"no token was generated within {HEALTH_GENERATE_SECONDS:g} s"
+        ) from None
+    finally:
+        stream.close()
+    if finish is not None and finish.reason == "error":
+        raise of_finish(finish)
+    await exchange.reply(200, Health("ready"))
+
+
+async def model_info(front: Front, exchange: Exchange) -> None:
+    name = front.model_name
+    await exchange.reply(200, ModelInfo(name, name, name))
+
+
+async def server_info(front: Front, exchange: Exchange) -> None:
+    info = front.info
+    await exchange.reply(
+        200,
+        ServerInfo(
+            version=VERSION,
+            status=_status(front),
+            model_path=front.model_name,
+            served_model_name=front.model_name,
+            vocab_size=None if info is None else info.vocab_size,
+            context_length=None if info is None else info.context_length,
+            page_size=None if info is None else info.page_size,
+            max_total_num_tokens=None if info is None else info.max_total_tokens,
+            max_running_requests=None if info is None else info.max_running_requests,
+            chunked_prefill_size=None if info is None else info.chunked_prefill_size,
+            dtype=None if info is None else info.dtype,
+            internal_states=_internal_states(info),
+            front=FrontNumbers(front.in_flight, front.late_rows),
+            scheduler=await _scheduler_numbers(front),
+        ),
+    )
+
+
+def _internal_states(info: SchedulerInfo | None) -> list[InternalState]:
+    return [] if info is None else [InternalState(info.max_running_requests)]
+
+
+async def _scheduler_numbers(front: Front) -> SchedulerNumbers | None:
+    if front.info is None:
+        return None
+    try:
+        async with asyncio.timeout(STATS_SECONDS):
+            stats = await front.stats()
+    except TimeoutError:
+        return None
+    return msgspec.convert(stats, SchedulerNumbers, from_attributes=True)

@@ -1,0 +1,277 @@
+"""Front: request intake and delivery, the one object that every door talks to.
+
+Owns the session table, the scheduler's facts and the checks at the edge. Lives in one asyncio loop;
+`server` feeds it messages, doors call `submit` and read RequestStreams. No HTTP and no sockets of
+clients in here.
+"""
+
+import asyncio
+import secrets
+from array import array
+
+import msgspec
+
+from ..wire.channel import Outbox
+from ..wire.messages import (
+    AbortReq,
+    BatchStrOut,
+    ChatMessage,
+    Drained,
+    DrainReq,
+    Finish,
+    SchedulerInfo,
+    SchedulerReady,
+    StatsOut,
+    StatsReq,
+    StrOut,
+    ToFront,
+    TokenizedGenerateReq,
+)
+from ..wire.sampling import InvalidRequest, SamplingParams, check_sampling
+from .chat import ChatRenderer
+from .doors.limits import MAX_CHARS_PER_TOKEN, RETRY_AFTER_DRAINING, RETRY_AFTER_LOADING
+from .encode import TextEncoder
+from .sessions import Delivery, Refused, Session, SessionTable
+
+__all__ = ["Front", "Refused", "RequestStream"]
+
+_GONE = Finish("error", None, "the server stopped before the request was finished", 503)
+
+
+class RequestStream:
+    """The output of one request, for one reader: `async for row in stream`, then `close()`."""
+
+    def __init__(self, front: "Front", session: Session) -> None:
+        self.prompt_tokens = session.prompt_tokens
+        self._front = front
+        self._session = session
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> StrOut:
+        """All that came since the last row, merged. The row with `finish` is the last one."""
+        while True:
+            if self._session.replied:
+                raise StopAsyncIteration
+            row = self._session.take()
+            if row is not None:
+                return row
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def close(self) -> None:
+        """End the request if it still runs, and the iteration; may be called at any time."""
+        self._front.close_stream(self._session)
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Front:
+    def __init__(self, model_name: str, scheduler: Outbox, max_queued_requests: int) -> None:
+        self.model_name = model_name
+        self.info: SchedulerInfo | None = None
+        self.started = asyncio.Event()  # the scheduler answered: generation works
+        self.drained = asyncio.Event()
+        self._scheduler = scheduler
+        self._sessions = SessionTable(max_queued_requests)
+        self._streams: dict[int, RequestStream] = {}
+        self._text: tuple[TextEncoder, ChatRenderer] | None = None
+        self._stats_seq = 0
+        self._stats_waiters: dict[int, asyncio.Future[StatsOut]] = {}
+
+    # ------------------------------------------------------------ what the server tells it
+
+    def use_text(self, encoder: TextEncoder, renderer: ChatRenderer) -> None:
+        """The tokenizer is loaded."""
+        self._text = (encoder, renderer)
+        self._note_started()
+
+    def dispatch(self, message: ToFront) -> None:
+        match message:
+            case BatchStrOut(rows=rows):
+                for row in rows:
+                    self._deliver(row)
+            case StatsOut(seq=seq):
+                waiter = self._stats_waiters.pop(seq, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(message)
+            case SchedulerReady(info=info):
+                self.info = info
+                self._note_started()
+            case Drained():
+                self._end_all()
+                self.drained.set()
+
+    def drain(self) -> None:
+        """Refuse new requests and let the running ones end; `drained` is set after that."""
+        if self._sessions.draining:
+            return
+        self._sessions.draining = True
+        self._scheduler.send(DrainReq())
+
+    def _note_started(self) -> None:
+        if self.info is not None and self._text is not None:
+            self.started.set()
+
+    def _deliver(self, row: StrOut) -> None:
+        match self._sessions.deliver(row):
+            case Delivery.LATE:
+                return
+            case Delivery.CUT:
+                self._scheduler.send(AbortReq(row.rid))
+                self._streams.pop(row.rid).wake()
+            case Delivery.WAKE if row.finish is not None:
+                self._streams.pop(row.rid).wake()
+            case Delivery.WAKE:
+                self._streams[row.rid].wake()
+
+    def _end_all(self) -> None:
+        for session in self._sessions.fail_all(_GONE):
+            self._streams.pop(session.rid).wake()
+
+    # ------------------------------------------------------------ what the doors ask of it
+
+    @property
+    def draining(self) -> bool:
+        return self._sessions.draining
+
+    @property
+    def ready(self) -> bool:
+        return self.started.is_set() and not self._sessions.draining
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def late_rows(self) -> int:
+        return self._sessions.late_rows
+
+    def require_ready(self) -> SchedulerInfo:
+        """The scheduler's facts; Refused while loading and while draining."""
+        if self._sessions.draining:
+            raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
+        if self.info is None or not self.started.is_set():
+            raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)
+        return self.info
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a plain prompt; InvalidRequest when it cannot fit the context."""
+        encoder, _ = self._require_text(len(text))
+        return encoder.encode(text)
+
+    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+        """Token ids of a conversation up to the point where the assistant speaks."""
+        _, renderer = self._require_text(sum(len(message.content) for message in messages))
+        return renderer.encode(messages)
+
+    def room(self, prompt_tokens: int) -> int:
+        """The longest answer in tokens that fits behind such a prompt; below 1: none."""
+        info = self.require_ready()
+        return min(info.context_length, info.max_total_tokens) - prompt_tokens
+
+    def submit(self, input_ids: list[int], sampling: SamplingParams) -> RequestStream:
+        """Check everything and hand the request to the scheduler.
+
+        Raises InvalidRequest (the request can never be served) or Refused (not now).
+        """
+        info = self.require_ready()
+        check_sampling(sampling, info.vocab_size)
+        _check_ids(input_ids, info.vocab_size)
+        sampling = _resolve_lengths(len(input_ids), sampling, info)
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+        session = self._sessions.open(len(input_ids))
+        # array("i") is int32 in native order, which is little-endian on every platform of torch.
+        ids = array("i", input_ids).tobytes()
+        try:
+            self._scheduler.send(TokenizedGenerateReq(session.rid, ids, sampling))
+        except BaseException:
+            self._sessions.unsent(session)
+            raise
+        self._sessions.submitted(session)
+        stream = self._streams[session.rid] = RequestStream(self, session)
+        return stream
+
+    def close_stream(self, session: Session) -> None:
+        if self._sessions.close(session):
+            del self._streams[session.rid]
+            self._scheduler.send(AbortReq(session.rid))
+
+    async def stats(self) -> StatsOut:
+        """The scheduler's snapshot; for how long to wait is the caller's to say."""
+        self._stats_seq += 1
+        seq = self._stats_seq
+        waiter: asyncio.Future[StatsOut] = asyncio.get_running_loop().create_future()
+        self._stats_waiters[seq] = waiter
+        try:
+            self._scheduler.send(StatsReq(seq))
+            return await waiter
+        finally:
+            self._stats_waiters.pop(seq, None)
+
+    def _require_text(self, chars: int) -> tuple[TextEncoder, ChatRenderer]:
+        """Bounds the work of the tokenizer, which runs inside the loop."""
+        info = self.require_ready()
+        limit = info.context_length * MAX_CHARS_PER_TOKEN
+        if chars > limit:
+            raise InvalidRequest(
+                "prompt",
+                f"the prompt has {chars} characters; a context of {info.context_length} tokens "
+                f"takes at most {limit}",
+            )
+        if self._text is None:
+            raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)
+        return self._text
+
+
+def _check_ids(input_ids: list[int], vocab_size: int) -> None:
+    if not input_ids:
+        raise InvalidRequest("input_ids", "the prompt is empty")
+    if min(input_ids) >= 0 and max(input_ids) < vocab_size:
+        return
+    index, token_id = next(
+        (index, token_id)
+        for index, token_id in enumerate(input_ids)
+        if not 0 <= token_id < vocab_size
+    )
+    raise InvalidRequest(
+        "input_ids", f"token id {token_id} at index {index} is outside 0..{vocab_size - 1}"
+    )
+
+
+def _resolve_lengths(
+    prompt_tokens: int, sampling: SamplingParams, info: SchedulerInfo
+) -> SamplingParams:
+    """Fill in max_new_tokens, or raise InvalidRequest naming the limit that is broken."""
+    if info.max_total_tokens < info.context_length:
+        limit, what = info.max_total_tokens, "the KV pool has room for"
+    else:
+        limit, what = info.context_length, "the context has"
+    room = limit - prompt_tokens
+    if room < 1:
+        raise InvalidRequest(
+            "input_ids",
+            f"the prompt has {prompt_tokens} tokens; {what} {limit}, one of them for the answer",
+        )
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > room:
+        raise InvalidRequest(
+            "max_new_tokens",
+            f"the prompt has {prompt_tokens} tokens and max_new_tokens is {wanted}; "
+            f"{what} {limit} for both",
+        )
+    if sampling.min_new_tokens > (wanted or room):
+        raise InvalidRequest(
+            "min_new_tokens",
+            f"min_new_tokens ({sampling.min_new_tokens}) is above the {room} tokens that fit",
+        )
+    return sampling if wanted else msgspec.structs.replace(sampling, max_new_tokens=room)

@@ -1,1 +1,1 @@
-"""The scheduler process: the waiting queue, the KV pool with its prefix tree, and the model runner."""
+"""The scheduler process: waiting queue, KV pool, prefix tree and model runner."""

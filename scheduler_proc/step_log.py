@@ -25,7 +25,7 @@ class StepLog:
         """Call once per step, after its result has been processed."""
         if batch.mode is not ForwardMode.DECODE:
             self._log_prefill(batch)
-        if batch.extend_lens[0] == 1 and batch.mode is not ForwardMode.EXTEND:
+        if batch.num_decodes:
             self._decode_steps += 1
             if self._decode_steps % DECODE_INTERVAL == 0:
                 self._log_decode()
@@ -37,7 +37,7 @@ class StepLog:
             for row, prefix in zip(batch.rows, batch.prefix_lens, strict=True)
             if row in opened
         )
-        new_tokens = sum(tokens for tokens in batch.extend_lens if tokens > 1)
+        new_tokens = sum(batch.extend_lens[batch.num_decodes :])
         now = time.monotonic()
         stats = self._scheduler.stats()
         log.info(

@@ -31,7 +31,7 @@ class RowOpen:
 
 @dataclass(slots=True, frozen=True)
 class ModelWorkerBatch:
-    """One step. Columns run over the rows of the batch, decodes first.
+    """One step. Columns run over the rows of the batch; the first `num_decodes` are decodes.
 
     `input_ids` concatenates the new tokens of all rows: `extend_lens[i]` of them at positions
     `prefix_lens[i] ...`. `samples[i]` says whether row i yields a token (all but inner chunks).
@@ -40,6 +40,7 @@ class ModelWorkerBatch:
 
     step: int
     mode: ForwardMode
+    num_decodes: int
     rows: list[int]
     prefix_lens: list[int]
     extend_lens: list[int]
@@ -51,7 +52,10 @@ class ModelWorkerBatch:
 
 @dataclass(slots=True, frozen=True)
 class BatchResult:
-    """`next_ids[k]` belongs to the k-th sampling row of the batch, in batch order."""
+    """`next_ids[k]` belongs to the k-th sampling row of the batch, in batch order.
+
+    -1: the row's logits were not finite, its request ends with an error.
+    """
 
     step: int
     next_ids: list[int]

@@ -25,7 +25,7 @@ class _Value(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
-# ------------------------------------------------------------------ what messages carry
+# What messages carry:
 
 
 class Finish(_Value, frozen=True):
@@ -59,7 +59,7 @@ class SchedulerInfo(_Value, frozen=True):
     eos_token_ids: tuple[int, ...]
 
 
-# ------------------------------------------------------------------ front -> scheduler
+# Front -> scheduler:
 
 
 class TokenizedGenerateReq(_Internal, frozen=True):
@@ -89,7 +89,7 @@ class DrainReq(_Internal, frozen=True):
 ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq
 
 
-# ------------------------------------------------------------------ scheduler -> detokenizer
+# Scheduler -> detokenizer:
 
 
 class TokenIDOut(_Value, frozen=True):
@@ -136,7 +136,7 @@ class Drained(_Internal, frozen=True):
 ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained
 
 
-# ------------------------------------------------------------------ detokenizer -> front
+# Detokenizer -> front:
 
 
 class StrOut(_Value, frozen=True):
@@ -156,7 +156,7 @@ class BatchStrOut(_Internal, frozen=True):
 ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained
 
 
-# ------------------------------------------------------------------ children -> launcher
+# Children -> launcher:
 
 
 class ChildReady(_Internal, frozen=True):
@@ -172,7 +172,7 @@ class ChildFailed(_Internal, frozen=True):
 ToLauncher = ChildReady | ChildFailed
 
 
-# ------------------------------------------------------------------ the socket door
+# The socket door:
 
 
 class _FromClient(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

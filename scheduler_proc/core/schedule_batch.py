@@ -25,10 +25,6 @@ class ScheduleBatch:
             return ForwardMode.DECODE
         return ForwardMode.MIXED if self.num_decodes else ForwardMode.EXTEND
 
-    @property
-    def extend_tokens(self) -> int:
-        return sum(self.tokens[self.num_decodes :])
-
     def for_worker(
         self, new_pages: list[tuple[int, int, int]], opened: list[RowOpen]
     ) -> ModelWorkerBatch:
@@ -45,6 +41,7 @@ class ScheduleBatch:
         return ModelWorkerBatch(
             step=self.step,
             mode=self.mode,
+            num_decodes=self.num_decodes,
             rows=rows,
             prefix_lens=prefix_lens,
             extend_lens=list(self.tokens),

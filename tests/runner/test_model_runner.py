@@ -125,6 +125,7 @@ class Driver:
         batch = ModelWorkerBatch(
             step=self.steps,
             mode=ForwardMode.DECODE if decoding else ForwardMode.MIXED,
+            num_decodes=len(requests) if decoding else 0,
             rows=[request.row for request in requests],
             prefix_lens=[request.computed for request in requests],
             extend_lens=list(counts),
@@ -259,6 +260,7 @@ def test_a_decode_step_of_32_rows_has_little_overhead() -> None:
         batch = ModelWorkerBatch(
             step=step,
             mode=ForwardMode.DECODE,
+            num_decodes=len(rows),
             rows=rows,
             prefix_lens=[1000] * 32,
             extend_lens=[1] * 32,

@@ -84,8 +84,9 @@ class HashRunner:
         return [i for i, samples in enumerate(batch.samples) if samples]
 
     def _check_mode(self, batch: ModelWorkerBatch) -> None:
-        extends = sum(count for count in batch.extend_lens if count > 1)
+        extends = sum(batch.extend_lens[batch.num_decodes :])
         assert extends <= self.budget, "more prompt tokens than the step's budget"
-        if batch.mode is ForwardMode.DECODE:
-            assert all(batch.samples)
-            assert set(batch.extend_lens) == {1}
+        assert all(batch.samples[: batch.num_decodes])
+        assert set(batch.extend_lens[: batch.num_decodes]) <= {1}
+        assert (batch.mode is ForwardMode.DECODE) == (batch.num_decodes == len(batch.rows))
+        assert (batch.mode is ForwardMode.EXTEND) == (batch.num_decodes == 0)

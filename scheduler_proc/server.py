@@ -1,0 +1,61 @@
+"""The scheduler process, put together: runner, core and mailboxes, then the loop until drained.
+
+Called by __main__.py through run_child. Decides nothing.
+"""
+
+import logging
+
+import msgspec
+import zmq
+
+from ..model_files.config import read_eos_token_ids
+from ..wire import codec
+from ..wire.channel import Mailbox, Outbox
+from ..wire.child import ChildLife
+from ..wire.config import SchedulerConfig
+from ..wire.messages import SchedulerInfo, SchedulerReady
+from .core.intake import Limits
+from .core.scheduler import Scheduler
+from .event_loop import event_loop
+from .runner.loading import make_model_runner
+from .runner.model_runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+
+def main(config: SchedulerConfig, life: ChildLife) -> int:
+    assert config.model.model is not None, "the launcher resolves the model to a path"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
+    outbox = Outbox(context, config.links.detokenizer)
+    runner = make_model_runner(config.model, config.scheduling, config.execution)
+    eos = read_eos_token_ids(config.model.model)
+    info = _info(config, runner, eos)
+    log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
+    limits = Limits(
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        pool_tokens=info.max_total_tokens,
+        eos_token_ids=frozenset(eos),
+    )
+    scheduler = Scheduler(config.scheduling, limits, runner.num_pages)
+    outbox.send(SchedulerReady(info))
+    life.ready()
+    event_loop(scheduler, runner, mailbox, outbox)
+    mailbox.close()
+    outbox.close()
+    context.term()
+    return 0
+
+
+def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) -> SchedulerInfo:
+    return SchedulerInfo(
+        vocab_size=runner.vocab_size,
+        context_length=runner.context_length,
+        page_size=runner.page_size,
+        max_total_tokens=runner.max_total_tokens,
+        max_running_requests=config.scheduling.max_running_requests,
+        chunked_prefill_size=config.scheduling.chunked_prefill_size,
+        dtype=runner.dtype_name,
+        eos_token_ids=eos,
+    )

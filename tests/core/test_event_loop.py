@@ -1,0 +1,90 @@
+"""The scheduler process's loop over scripted messages, and the lines that it logs."""
+
+import logging
+import re
+
+import pytest
+from support.scheduling import Bench
+
+from tokenloom.scheduler_proc.event_loop import event_loop
+from tokenloom.wire.messages import (
+    BatchTokenIDOut,
+    Drained,
+    DrainReq,
+    StatsOut,
+    StatsReq,
+    ToDetokenizer,
+    TokenizedGenerateReq,
+    ToScheduler,
+)
+from tokenloom.wire.sampling import SamplingParams
+
+
+class Script:
+    """A mailbox: what it yields at each call, and how long the loop was ready to wait."""
+
+    def __init__(self, *calls: list[ToScheduler]) -> None:
+        self.calls = list(calls)
+        self.waits: list[int | None] = []
+
+    def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]:
+        self.waits.append(timeout_ms)
+        if self.calls:
+            return self.calls.pop(0)
+        assert timeout_ms == 0, "the script is over and the loop would sleep"
+        return []
+
+
+class Sent(list[ToDetokenizer]):
+    def send(self, message: ToDetokenizer) -> None:
+        self.append(message)
+
+
+def request(rid: int, max_new: int = 50) -> TokenizedGenerateReq:
+    params = SamplingParams(max_new_tokens=max_new, seed=0, ignore_eos=True)
+    return TokenizedGenerateReq(rid, b"\5\0\0\0\6\0\0\0", params)
+
+
+def test_serves_sleeps_when_idle_and_drains() -> None:
+    bench = Bench()
+    script = Script([], [request(1)], [StatsReq(4)], [DrainReq()])
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, script, sent)
+    assert script.waits[:3] == [1000, None, 0], "idle: first a pause for the audit, then asleep"
+    tokens = [
+        token
+        for message in sent
+        if isinstance(message, BatchTokenIDOut)
+        for row in message.rows
+        for token in row.token_ids
+    ]
+    assert len(tokens) == 50, "a drain lets running requests end"
+    assert any(isinstance(message, StatsOut) and message.seq == 4 for message in sent)
+    assert isinstance(sent[-1], Drained)
+
+
+def test_a_broken_law_is_logged_when_idle(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.scheduler._kv.pages.alloc(1)
+    event_loop(bench.scheduler, bench.runner, Script([], [DrainReq()]), Sent())
+    assert "lost pages" in caplog.text
+
+
+def test_the_lines_that_users_tune_by(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench = Bench(pool_tokens=512)
+    event_loop(bench.scheduler, bench.runner, Script([request(1, 60), DrainReq()]), Sent())
+    prefills = [line for line in caplog.messages if line.startswith("Prefill batch")]
+    decodes = [line for line in caplog.messages if line.startswith("Decode batch")]
+    assert len(prefills) == 0, "a drain refuses what has not started"
+    assert len(decodes) == 0
+    bench = Bench(pool_tokens=512)
+    event_loop(bench.scheduler, bench.runner, Script([request(1, 60)], [DrainReq()]), Sent())
+    (prefill,) = [line for line in caplog.messages if line.startswith("Prefill batch")]
+    (decode,) = [line for line in caplog.messages if line.startswith("Decode batch")]
+    assert "#new-seq: 1, #new-token: 2, #cached-token: 0" in prefill
+    assert re.search(
+        r"#token: (\d+), token usage: ([\d.]+), gen throughput \(token/s\): ([\d.]+), "
+        r"#queue-req: (\d+),",
+        decode,
+    )

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 import uvicorn
 import uvloop
@@ -85,41 +85,58 @@ def run(config: FrontConfig, life: ChildLife) -> int:
 
 
 async def serve(config: FrontConfig, life: ChildLife) -> int:
-    path = _local_path(config)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    listener = listen(config.doors.host, config.doors.port)
-    context = zmq.asyncio.Context()
-    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
-    try:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config.doors.host, config.doors.port))
+        context = zmq.asyncio.Context()
+        stack.callback(context.term)  # after all sockets are closed; it waits for their last words
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         scheduler = Outbox(plain, config.links.scheduler)
+        stack.callback(scheduler.close)
         mailbox = AsyncMailbox(context, config.links.front, codec.to_front())
-        front = Front(
-            config.model.served_model_name or model_name(path, path),
-            scheduler,
-            config.doors.max_queued_requests,
-        )
+        stack.callback(mailbox.close)
+        front = _make_front(config, scheduler)
         address = config.doors.socket or paths.door_address(listener.getsockname()[1])
         door = SocketDoor(front, address, context)
-        http = HttpServer.over(front, config.doors)
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(http.serve([listener]))
-            helpers = [
-                group.create_task(_read_mail(mailbox, front)),
-                group.create_task(door.serve()),
-                group.create_task(_announce(front, config, life, listener)),
-            ]
-            await stop.wait()
-            await _drain(front)
-            http.should_exit = True
-            await serving
-            door.close()
-            for task in helpers:
-                task.cancel()
-    finally:
-        listener.close()
-        context.destroy(linger=None)
+        stack.callback(door.close)
+        await _run_until(
+            stop,
+            front,
+            HttpServer.over(front, config.doors),
+            listener,
+            [
+                _read_mail(mailbox, front),
+                door.serve(),
+                _announce(front, config, life, url_of(config.doors.host, listener)),
+            ],
+        )
     return 0
+
+
+def _make_front(config: FrontConfig, scheduler: Outbox) -> Front:
+    path = _local_path(config)
+    name = config.model.served_model_name or model_name(path, path)
+    return Front(name, scheduler, config.doors.max_queued_requests)
+
+
+async def _run_until(
+    stop: asyncio.Event,
+    front: Front,
+    http: HttpServer,
+    listener: socket.socket,
+    helpers: list[Coroutine[None, None, None]],
+) -> None:
+    """Serve until `stop`, drain, let HTTP send its last bytes, then end the helpers."""
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(http.serve([listener]))
+        tasks = [group.create_task(helper) for helper in helpers]
+        await stop.wait()
+        await _drain(front)
+        http.should_exit = True
+        await serving
+        for task in tasks:
+            task.cancel()
 
 
 async def _read_mail(mailbox: AsyncMailbox[ToFront], front: Front) -> None:
@@ -128,13 +145,11 @@ async def _read_mail(mailbox: AsyncMailbox[ToFront], front: Front) -> None:
             front.dispatch(message)
 
 
-async def _announce(
-    front: Front, config: FrontConfig, life: ChildLife, listener: socket.socket
-) -> None:
+async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str) -> None:
     """Load the tokenizer beside the scheduler's loading, then tell the launcher that we serve."""
     front.use_text(*await asyncio.to_thread(load_text, _local_path(config)))
     await front.started.wait()
-    life.ready(url_of(config.doors.host, listener))
+    life.ready(url)
 
 
 async def _drain(front: Front) -> None:

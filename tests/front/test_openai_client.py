@@ -1,4 +1,4 @@
-"""The openai Python client against a real uvicorn of the door: sync and async, whole and streamed."""
+"""The openai Python client on a real uvicorn of the door: sync and async, whole and streamed."""
 
 import asyncio
 import http.client
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from front.echo_door import MODEL, Door
+from front.echo_door import MODEL, Door, turn
 
 from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
 from tokenloom.wire.config import DoorConfig
@@ -124,11 +124,11 @@ def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
 
     async def play() -> None:
         while len(scheduler.sent) == seen:
-            await asyncio.sleep(0)
+            await turn()
         rid = scheduler.sent[-1].rid
         scheduler.row(StrOut(rid, "a", (97,)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turn()
+        await turn()
         scheduler.row(StrOut(rid, "", (), Finish("error", None, "it broke", 500)))
 
     asyncio.run_coroutine_threadsafe(play(), served.loop)
@@ -146,10 +146,10 @@ def test_a_closed_connection_aborts(served: Served, stream: bytes) -> None:
         before = len(scheduler.sent)
         async with asyncio.timeout(20):
             while len(scheduler.sent) == before:
-                await asyncio.sleep(0)
+                await turn()
             submitted.set()
             while len(scheduler.of(AbortReq)) == seen:
-                await asyncio.sleep(0)
+                await turn()
             aborted.set()
 
     try:

@@ -87,8 +87,6 @@ class Front:
         self._stats_seq = 0
         self._stats_waiters: dict[int, asyncio.Future[StatsOut]] = {}
 
-    # ------------------------------------------------------------ what the server tells it
-
     def use_text(self, encoder: TextEncoder, renderer: ChatRenderer) -> None:
         """The tokenizer is loaded."""
         self._text = (encoder, renderer)
@@ -136,8 +134,6 @@ class Front:
     def _end_all(self) -> None:
         for session in self._sessions.fail_all(_GONE):
             self._streams.pop(session.rid).wake()
-
-    # ------------------------------------------------------------ what the doors ask of it
 
     @property
     def draining(self) -> bool:

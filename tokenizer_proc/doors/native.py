@@ -21,8 +21,6 @@ from .tally import Tally
 DEFAULT_MAX_NEW_TOKENS = 128
 _RID = re.compile(REQUEST_ID_PATTERN)
 
-# ------------------------------------------------------------------ the request
-
 
 class NativeSampling(SamplingFields, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
@@ -126,9 +124,6 @@ def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
     return names
 
 
-# ------------------------------------------------------------------ the answer
-
-
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     matched: int | str | None = None
@@ -193,9 +188,6 @@ def _finish_reason(finish: Finish | None, completion_tokens: int) -> FinishReaso
             return FinishReason("length", length=completion_tokens)
         case _:
             return FinishReason(finish.reason, message=finish.message)
-
-
-# ------------------------------------------------------------------ the handler
 
 
 async def generate(front: Front, exchange: Exchange) -> None:

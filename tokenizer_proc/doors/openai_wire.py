@@ -12,8 +12,6 @@ import msgspec
 from .body import Neutral
 from .sampling_fields import SamplingFields
 
-# ------------------------------------------------------------------ requests
-
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
@@ -117,8 +115,6 @@ COMPLETION_UNSUPPORTED: Neutral = {
     "prompt_embeds": _NEVER,
     "add_special_tokens": (True,),
 }
-
-# ------------------------------------------------------------------ answers
 
 
 class PromptDetails(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from ..wire.channel import AsyncMailbox, Outbox
 from ..wire.child import ChildLife
 from ..wire.config import DoorConfig, FrontConfig
 from ..wire.messages import ToFront
+from .doors.connection import BoundedHttp
 from .doors.http import HttpDoor
 from .doors.limits import SHUTDOWN_SECONDS
 from .doors.socket import SocketDoor
@@ -65,7 +66,7 @@ class HttpServer(uvicorn.Server):
         return cls(
             uvicorn.Config(
                 HttpDoor(front, doors.max_body_bytes),
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,

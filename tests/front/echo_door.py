@@ -6,6 +6,7 @@ then finish "stop" with token 0 (or "length" when max_new_tokens comes first).
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +15,9 @@ import msgspec
 
 from tokenloom.tokenizer_proc.doors.http import HttpDoor
 from tokenloom.tokenizer_proc.front import Front
+from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
 from tokenloom.wire import codec
+from tokenloom.wire.config import DoorConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchStrOut,
@@ -247,3 +250,29 @@ async def submitted(door: Door, count: int = 1) -> None:
     async with asyncio.timeout(10):
         while len(door.scheduler.of(TokenizedGenerateReq)) < count:
             await turn()
+
+
+class Served:
+    """The door on a real uvicorn, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.door = Door(max_body_bytes=DoorConfig().max_body_bytes)
+        self.listener = listen("127.0.0.1", 0)
+        self.url = url_of("127.0.0.1", self.listener)
+        self.address: tuple[str, int] = self.listener.getsockname()
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True)
+        self._thread.start()
+        assert self._up.wait(20)
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.door.start()
+        self.http = HttpServer.over(self.door.front, DoorConfig())
+        self._up.set()
+        await self.http.serve([self.listener])
+
+    def stop(self) -> None:
+        self.http.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()

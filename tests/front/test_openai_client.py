@@ -7,36 +7,11 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from front.echo_door import MODEL, Door, turn
+from front.echo_door import MODEL, Served, turn
 
-from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
-from tokenloom.wire.config import DoorConfig
 from tokenloom.wire.messages import AbortReq, Finish, StrOut
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-class Served:
-    def __init__(self) -> None:
-        self.door = Door()
-        self.listener = listen("127.0.0.1", 0)
-        self.url = url_of("127.0.0.1", self.listener)
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True)
-        self._thread.start()
-        assert self._up.wait(20)
-
-    async def _run(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.door.start()
-        self.http = HttpServer.over(self.door.front, DoorConfig())
-        self._up.set()
-        await self.http.serve([self.listener])
-
-    def stop(self) -> None:
-        self.http.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive()
 
 
 @pytest.fixture(scope="module")

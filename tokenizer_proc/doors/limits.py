@@ -13,6 +13,7 @@ MAX_HEADER_BYTES = 32 << 10  # names and values of one request together; 431 abo
 MAX_UNREAD_TOKENS = 4096  # output a client has not read yet; above, its request is aborted
 MAX_UNREAD_CHARS = 1 << 20
 
+HEAD_SECONDS = 10.0  # longest time from the first to the last byte of the headers; 408 after it
 BODY_READ_SECONDS = 10.0  # longest wait for the next piece of a request body; 408 after it
 SEND_STALL_SECONDS = 30.0  # a client that takes no byte of its stream for so long is cut off
 STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers

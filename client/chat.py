@@ -14,19 +14,21 @@ from collections.abc import Iterator
 from ..wire.channel import AddressTooLong
 from ..wire.messages import ChatMessage
 from ..wire.paths import BadAddress, UnsafeDirectory
-from .aio import DEFAULT_PORT
+from .aio import DEFAULT_PORT, Timeouts
 from .errors import ClientError, RequestRefused, ServerGone
 from .request import SamplingOptions
 from .sync import Client
 
+CONNECT_SECONDS = 5.0
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
 def main(argv: list[str]) -> int:
     """The exit status: 0 left by the user, 1 something failed, 2 wrong flags, 130 Ctrl-C."""
     flags = _parser().parse_args(argv)
+    timeouts = Timeouts(connect=CONNECT_SECONDS, answer=None)  # who waits can press Ctrl-C
     try:
-        with Client(flags.address, port=flags.port) as client:
+        with Client(flags.address, port=flags.port, timeout=timeouts) as client:
             return _Chat(client, flags.system, _options(flags)).run()
     except (BadAddress, AddressTooLong, UnsafeDirectory) as error:
         return _fail(str(error))

@@ -142,7 +142,8 @@ class Link:
 
     async def _read(self) -> None:
         while True:
-            self._take(await self._socket.recv_multipart())
+            await self._socket.poll()  # not recv: `_note` may take what is there, in order
+            self._take_pending()
 
     def _take(self, frames: list[bytes]) -> None:
         try:
@@ -161,7 +162,8 @@ class Link:
 
     async def _watch(self) -> None:
         while True:
-            self._note(await self._monitor.recv_multipart())
+            await self._monitor.poll()
+            self._note_pending_events()
 
     def _note_pending_events(self) -> None:
         """Before a request is sent, so that an old connection's end is not taken for its own."""

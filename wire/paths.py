@@ -38,6 +38,14 @@ def door_address(port: int) -> str:
     return address
 
 
+def find_door(port: int) -> str:
+    """For clients: `door_address`, but UnsafeDirectory where somebody else could answer there."""
+    address = door_address(port)
+    if door_dir().exists():
+        check_door_dir(door_dir())
+    return address
+
+
 def make_door_dir() -> Path:
     """Create the directory with mode 0700 or check the one there. Raises UnsafeDirectory."""
     path = door_dir()

@@ -1,8 +1,10 @@
 """A front whose answers the test writes, a door before it, and a client that speaks raw ZeroMQ."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,36 @@ async def served(
         serving.cancel()
         await asyncio.wait([serving])
         context.destroy()  # lingers: the last words are sent
+
+
+@contextmanager
+def served_in_thread(place: Path | str, front: FakeFront | None = None) -> Iterator[Served]:
+    """As `served`, for tests of programs that block."""
+    ready: list[Served] = []
+    up = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        async with served(place, front=front) as setup:
+            ready.append(setup)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    try:
+        assert up.wait(DEADLINE_S)
+        yield ready[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """As `until`, for tests of programs that block."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

@@ -5,8 +5,10 @@ is the door's (socket.py).
 
 That a client left is read from the socket's monitor, whose events name a connection by the same
 file descriptor as its messages do. (ROUTER_NOTIFY says it more directly, but only in builds of
-ZeroMQ with draft features.) A client that stops answering is cut off by the heartbeat, one that
-stops reading is bounded by the send queue.
+ZeroMQ with draft features.) A descriptor is used again by later connections, so the last message of
+a client that left may be taken for one of its successor's: then the first send to that client finds
+it out, or the end of the successor. A client that stops answering is cut off by the heartbeat, one
+that stops reading is bounded by the send queue.
 """
 
 import asyncio
@@ -55,7 +57,7 @@ class Router:
         self._monitor = _monitor(context, self._socket, f"inproc://socket-door-{id(self)}")
         self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor.underlying)
         self._file = _SocketFile(self.address)
-        self._identity_of: dict[int, bytes] = {}  # by the connection's file descriptor
+        self._identities: dict[int, set[bytes]] = {}  # by the connection's file descriptor
         self._ended: set[int] = set()  # file descriptors that no connection has now
         try:
             self._file.make_way()
@@ -75,7 +77,7 @@ class Router:
                 continue  # said before leaving: nobody waits for the answer
             identity = frames[0].bytes
             if fd is not None:
-                self._identity_of[fd] = identity
+                self._identities.setdefault(fd, set()).add(identity)
             return identity, [frame.buffer for frame in frames[1:]]
 
     def send(self, identity: bytes, frames: list[bytes]) -> bool:
@@ -95,7 +97,10 @@ class Router:
     async def watch(self) -> None:
         """Call `on_left` as clients leave, until cancelled."""
         while True:
-            self._note(await self._monitor.recv_multipart())
+            await (
+                self._monitor.poll()
+            )  # not recv: an event must not wait while a later one is noted
+            self._note_pending_events()
 
     def close(self) -> None:
         self._file.remove()
@@ -120,8 +125,7 @@ class Router:
             self._ended.discard(fd)
             return
         self._ended.add(fd)
-        identity = self._identity_of.pop(fd, None)
-        if identity is not None:
+        for identity in self._identities.pop(fd, ()):
             self._on_left(identity)
 
 

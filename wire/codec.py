@@ -36,7 +36,8 @@ _json_encoder = msgspec.json.Encoder()
 
 
 def is_json(frame: bytes) -> bool:
-    return frame[:1] in (b"{", b" ", b"\n")
+    """Whether the first byte begins a JSON text; as msgpack it would be a bare small number."""
+    return frame[:1] in (b"{", b" ", b"\n", b"\t", b"\r", b"[", b'"')
 
 
 def decode_from_client(frame: bytes) -> FromClient:

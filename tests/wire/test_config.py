@@ -1,0 +1,89 @@
+"""The config crosses to the children as JSON and comes back equal; wrong values are refused."""
+
+import msgspec
+import pytest
+
+from tokenloom.wire.config import (
+    DetokenizerConfig,
+    DoorConfig,
+    ExecutionConfig,
+    FrontConfig,
+    Links,
+    ModelConfig,
+    RuntimeConfig,
+    SchedulerConfig,
+    SchedulingConfig,
+    ServerConfig,
+)
+
+MODEL = ModelConfig(model="/models/tiny", context_length=256, load_format="dummy")
+LINKS = Links("/run/x")
+
+CONFIGS = [
+    ServerConfig(),
+    ServerConfig(model=MODEL, runtime=RuntimeConfig(log_level="debug", drain_timeout=0.0)),
+    FrontConfig(
+        model=MODEL,
+        doors=DoorConfig(port=0, socket="tcp://:31000"),
+        log_level="info",
+        links=LINKS,
+    ),
+    SchedulerConfig(
+        model=MODEL,
+        scheduling=SchedulingConfig(page_size=1, chunked_prefill_size=0),
+        execution=ExecutionConfig(kv_tokens=512, cpu_threads=2),
+        log_level="info",
+        links=LINKS,
+    ),
+    DetokenizerConfig(model=MODEL, log_level="info", links=LINKS),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_a_config_comes_back_equal(config: msgspec.Struct) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(config), type=type(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (DoorConfig, "port", 65536),
+        (DoorConfig, "port", -1),
+        (DoorConfig, "max_queued_requests", 0),
+        (DoorConfig, "max_body_bytes", 1023),
+        (ModelConfig, "context_length", 1),
+        (ModelConfig, "load_format", "pickle"),
+        (SchedulingConfig, "max_running_requests", 0),
+        (SchedulingConfig, "max_running_requests", 4097),
+        (SchedulingConfig, "max_prefill_tokens", 0),
+        (SchedulingConfig, "chunked_prefill_size", -1),
+        (SchedulingConfig, "page_size", 0),
+        (SchedulingConfig, "page_size", 257),
+        (SchedulingConfig, "schedule_conservativeness", 0.0),
+        (ExecutionConfig, "kv_tokens", 0),
+        (ExecutionConfig, "mem_fraction", 0.0),
+        (ExecutionConfig, "mem_fraction", 1.0),
+        (ExecutionConfig, "cpu_threads", 0),
+        (ExecutionConfig, "device", "cuda:9"),
+        (RuntimeConfig, "start_timeout", 0.0),
+        (RuntimeConfig, "log_level", "verbose"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(
+    kind: type[msgspec.Struct], field: str, value: object
+) -> None:
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert({field: value}, kind)
+
+
+def test_the_links_are_four_different_sockets_in_the_run_directory() -> None:
+    links = {LINKS.launcher, LINKS.scheduler, LINKS.detokenizer, LINKS.front}
+    assert len(links) == 4
+    assert all(link.startswith("ipc:///run/x/") for link in links)
+
+
+def test_every_field_has_a_help_text() -> None:
+    for kind in (ModelConfig, DoorConfig, SchedulingConfig, ExecutionConfig, RuntimeConfig):
+        schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
+        for name, field in schema["properties"].items():
+            assert field.get("description"), name

@@ -140,8 +140,6 @@ class SocketDoor:
             task.cancel()
         self._router.close()
 
-    # -------------------------------------------------------------- messages in
-
     async def _receive(self) -> None:
         while True:
             self._take(*await self._router.receive())
@@ -241,8 +239,6 @@ class SocketDoor:
             del lives[live.rid]
         if not lives:
             self._live.pop(live.back.identity, None)
-
-    # -------------------------------------------------------------- messages out
 
     def _spawn(self, live: _Live) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._answer_request(live))

@@ -10,6 +10,7 @@ from importlib.metadata import version
 USAGE = """\
 usage: tokenloom serve [flags]    serve a model (tokenloom serve --help lists the flags)
        tokenloom chat [flags]     talk to a running server in this terminal
+       tokenloom bench WORKLOAD   put a running server under load and measure it
        tokenloom --version
 """
 
@@ -25,6 +26,10 @@ def main(argv: list[str] | None = None) -> int:
             from tokenloom.client.chat import main as chat
 
             return chat(flags)
+        case ["bench", *flags]:
+            from tokenloom.bench.serve import main as bench
+
+            return bench(flags)
         case [] | ["-h" | "--help" | "help"]:
             print(USAGE, end="")
             return 0
@@ -32,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"tokenloom {version('tokenloom')}")
             return 0
         case [other, *_]:
-            print(f"tokenloom: error: {other!r} is neither serve nor chat", file=sys.stderr)
+            print(f"tokenloom: error: {other!r} is none of serve, chat, bench", file=sys.stderr)
             print(USAGE, end="", file=sys.stderr)
             return 2
     raise AssertionError("every list of words matches a case above")

@@ -1,0 +1,143 @@
+"""Workloads as values: which prompts, how long the answers, and when each request is sent.
+
+Seeded and free of clocks and I/O: the same arguments give the same requests everywhere. `load` runs
+them. Token ids come from an alphabet that the caller chooses.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Without a tokenizer: past the special and single-byte tokens, inside every usual vocabulary.
+DEFAULT_ALPHABET = range(1000, 30000)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A prompt is all that was said before (answers included) and then `tokens`.
+
+    `stand_in` takes the answer's place in later prompts where the real one cannot be known as ids.
+    """
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    stand_in: tuple[int, ...] = ()
+
+
+Session = tuple[Turn, ...]  # requests one after the other, each once the last one is answered
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A new session as soon as one of `in_flight` has ended."""
+
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Session i at `times[i]` seconds after the start, whatever became of the others."""
+
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Sessions of one kind. One in the background is stopped when all others have ended."""
+
+    label: str
+    sessions: tuple[Session, ...]
+    pace: Closed | Open
+    background: bool = False
+
+
+Workload = tuple[Stream, ...]  # at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the tokens of prompts come from."""
+
+    seed: int
+    alphabet: Sequence[int] = DEFAULT_ALPHABET
+
+    def rng(self, purpose: str) -> random.Random:
+        """Independent of the other purposes, so that one choice does not shift another's draws."""
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def tokens(self, rng: random.Random, count: int) -> tuple[int, ...]:
+        return tuple(rng.choices(self.alphabet, k=count))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Tokens in and out of a request; `spread` 0.5 draws both from half to one and a half."""
+
+    prompt: int
+    answer: int
+    spread: float = 0.0
+
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        return self._vary(rng, self.prompt), self._vary(rng, self.answer)
+
+    def _vary(self, rng: random.Random, length: int) -> int:
+        low = max(1, round(length * (1 - self.spread)))
+        return rng.randint(low, max(low, round(length * (1 + self.spread))))
+
+
+def poisson(source: Source, rate: float, count: int) -> Open:
+    """Independent arrivals, `rate` a second on average: exponential gaps, the first at 0."""
+    rng = source.rng("arrivals")
+    times = [0.0]
+    while len(times) < count:
+        times.append(times[-1] + rng.expovariate(rate))
+    return Open(tuple(times[:count]))
+
+
+def even(seconds: float, count: int, start: float = 0.0) -> Open:
+    return Open(tuple(start + seconds * index for index in range(count)))
+
+
+def independent(
+    source: Source, count: int, shape: Shape, name: str = "independent"
+) -> tuple[Session, ...]:
+    """Single requests that have nothing in common, nor with those of another `name`."""
+    rng = source.rng(name)
+    return tuple(_single(source, rng, shape) for _ in range(count))
+
+
+def shared_prefix(
+    source: Source, count: int, shape: Shape, *, prefix: int, groups: int
+) -> tuple[Session, ...]:
+    """Requests in `groups`, each with its `prefix` tokens in front of every prompt, in turn."""
+    rng = source.rng("shared-prefix")
+    fronts = [source.tokens(rng, prefix) for _ in range(groups)]
+    sessions = []
+    for index in range(count):
+        (turn,) = _single(source, rng, shape)
+        sessions.append((Turn(fronts[index % groups] + turn.tokens, turn.max_tokens),))
+    return tuple(sessions)
+
+
+def chats(source: Source, count: int, shape: Shape, *, turns: int) -> tuple[Session, ...]:
+    """Conversations of `turns` turns, each of `shape`."""
+    rng = source.rng("chats")
+    return tuple(
+        tuple(turn for _ in range(turns) for turn in _single(source, rng, shape))
+        for _ in range(count)
+    )
+
+
+def long_prompts(
+    source: Source, decode: Stream, arrivals: Open, shape: Shape, label: str = "long"
+) -> Workload:
+    """Long prompts of `shape` arriving while `decode` goes on, which ends with the last of them."""
+    long = independent(source, len(arrivals.times), shape, name="long-prompts")
+    steady = Stream(decode.label, decode.sessions, decode.pace, background=True)
+    return (steady, Stream(label, long, arrivals))
+
+
+def _single(source: Source, rng: random.Random, shape: Shape) -> Session:
+    prompt, answer = shape.draw(rng)
+    tokens = source.tokens(rng, prompt)
+    return (Turn(tokens, answer, source.tokens(rng, answer)),)

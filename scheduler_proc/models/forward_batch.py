@@ -20,6 +20,9 @@ class ForwardBatch:
     input_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
     out_cache_loc: torch.Tensor  # [T] int64, slot of each new token
+    rows: list[int]  # [B], of the page table
+    page_table: torch.Tensor  # [rows, pages] int32 page numbers
+    page_size: int
     extend_lens: list[int]  # [B]
     prefix_lens: list[int]  # [B]
     request_slots: list[torch.Tensor]  # B x [prefix + extend] int64

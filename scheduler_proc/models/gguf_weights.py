@@ -6,6 +6,7 @@ unknown name or type is an error.
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from gguf import GGMLQuantizationType
 from gguf.gguf_reader import ReaderTensor
 from gguf.quants import dequantize
 
+from ...kernels.quantised_linear import RowFormat, Rows
 from ...model_files.errors import ModelError
 from ...model_files.gguf_file import metadata, open_gguf
 from .config import ModelSpec
@@ -42,6 +44,12 @@ _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # The package works on 16 rows at a time; longer rows of about this many bytes let threads overlap.
 _ROW_BYTES = 1 << 13
 _THREADS = 4
+_EXACT: dict[GGMLQuantizationType, RowFormat] = {
+    GGMLQuantizationType.Q4_0: "Q4_0",
+    GGMLQuantizationType.Q4_1: "Q4_1",
+    GGMLQuantizationType.Q8_0: "Q8_0",
+}
+Number = TypeVar("Number", np.float32, np.uint8)
 
 
 def fill_from_gguf(model: LlamaForCausalLM, path: str, progress: Progress) -> None:
@@ -66,6 +74,23 @@ def fill_from_gguf(model: LlamaForCausalLM, path: str, progress: Progress) -> No
     with ThreadPoolExecutor(min(_THREADS, torch.get_num_threads())) as threads:
         for nbytes in threads.map(load, named.items()):
             progress(nbytes)
+
+
+def exact_rows(path: str, spec: ModelSpec) -> dict[str, Rows]:
+    """The tensors whose blocks the native formats hold exactly, by checkpoint name."""
+    reader = open_gguf(path)
+    permuted = metadata(reader)["general.architecture"] == "llama"
+    found: dict[str, Rows] = {}
+    for tensor in reader.tensors:
+        row_format = _EXACT.get(tensor.tensor_type)
+        if row_format is None:
+            continue
+        name = _checkpoint_name(tensor.name)
+        heads = _interleaved_heads(name, spec) if permuted else 0
+        blocks = np.array(tensor.data)  # its own copy: the map is closed with the reader
+        values = torch.from_numpy(_unpermute(blocks, heads) if heads else blocks)
+        found[name] = Rows(values, int(tensor.shape[0]), row_format)
+    return found
 
 
 def _checkpoint_name(name: str) -> str:
@@ -103,7 +128,7 @@ def _interleaved_heads(name: str, spec: ModelSpec) -> int:
     return spec.num_kv_heads if ".k_proj." in name else 0
 
 
-def _unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def _unpermute(values: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
     """Rows of each head from (pair, half) back to (half, pair) order."""
     if values.shape[0] % (heads * 2):
         raise ModelError(f"{values.shape[0]} rows do not make {heads} heads")

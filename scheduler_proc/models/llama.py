@@ -90,6 +90,11 @@ class _DecoderLayer:
         )
         self.down_proj = make.linear(mlp, {"down_proj": hidden}, inner, bias=bias)
 
+    def drop_weights(self) -> None:
+        """For a model whose weights live on in another form."""
+        for linear in self.linears():
+            linear.weight = None
+
     def linears(self) -> tuple[Linear, ...]:
         attention = self.attention
         return attention.qkv_proj, attention.o_proj, self.gate_up_proj, self.down_proj
@@ -104,6 +109,7 @@ class LlamaForCausalLM:
         make = _Maker(dtype, device)
         self.embedding = make.empty("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         rotary = RotaryEmbedding(spec.rope, spec.head_dim, spec.context_length, device)
+        self.cos_sin = rotary.cos_sin
         self.layers = [
             _DecoderLayer(spec, make, f"model.layers.{index}", rotary)
             for index in range(spec.num_layers)

@@ -10,11 +10,13 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from ...kernels.quantised_linear import Kind
 from ...model_files.config import read_config
 from ...model_files.errors import ModelError
 from .config import ModelSpec, parse_spec
-from .gguf_weights import fill_from_gguf
+from .gguf_weights import exact_rows, fill_from_gguf
 from .llama import LlamaForCausalLM
+from .packed import PackedLlama, pack_model
 from .registry import MODELS
 from .weights import Progress, fill_from_safetensors
 
@@ -37,6 +39,41 @@ def load_model(
     `dummy` reads the config alone and makes seeded random weights. `context_length` in tokens
     lowers the model's own limit. Raises ModelError with the reason and what to do.
     """
+    model = _filled(path, dtype, device, load_format, context_length)
+    model.finish()
+    return model
+
+
+def load_packed_model(
+    path: str,
+    kind: Kind,
+    *,
+    load_format: LoadFormat,
+    context_length: int | None,
+    threads: int,
+) -> PackedLlama:
+    """The same with packed weights for the native CPU library; see kernels/quantised_linear.py.
+
+    Tensors of a GGUF file whose type the packed formats hold exactly are not quantised again,
+    where they suit `kind`. Raises ModelError, and NativeMissing where there is no library.
+    """
+    model = _filled(path, torch.float32, "cpu", load_format, context_length)
+    started = time.perf_counter()
+    exact = exact_rows(path, model.spec) if path.endswith(".gguf") else {}
+    if kind == "int8":
+        exact = {name: rows for name, rows in exact.items() if rows.format == "Q8_0"}
+    packed = pack_model(model, kind, exact, threads)
+    log.info("packed to %s in %.1f s", kind, time.perf_counter() - started)
+    return packed
+
+
+def _filled(
+    path: str,
+    dtype: torch.dtype,
+    device: str,
+    load_format: LoadFormat,
+    context_length: int | None,
+) -> LlamaForCausalLM:
     spec = limit_context(parse_spec(read_config(path)), context_length)
     started = time.perf_counter()
     log.info("loading %s (%s, %s)", path, spec.architecture, dtype)
@@ -44,7 +81,6 @@ def load_model(
     total = sum(slot.nbytes for slot in model.weight_slots.values())
     with _bar(total) as bar:
         _fill(model, path, load_format, bar.update)
-    model.finish()
     log.info("loaded %.0f MB in %.1f s", total / 1e6, time.perf_counter() - started)
     return model
 

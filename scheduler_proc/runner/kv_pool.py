@@ -49,7 +49,7 @@ def _lazy_zeros(shape: KVShape, num_slots: int) -> torch.Tensor:
 
 
 class SlotTable:
-    """The runner's copy of the page table, kept as slots so that a step reads plain slices of it.
+    """The runner's copy of the page table, kept also as slots: a step reads plain slices of it.
 
     Entries past a row's length are stale and never read.
     """
@@ -57,6 +57,8 @@ class SlotTable:
     def __init__(self, num_rows: int, max_tokens: int, page_size: int) -> None:
         max_pages = -(-max_tokens // page_size)
         # calloc: rows that nobody used cost no memory
+        self._pages = np.zeros((num_rows, max_pages), dtype=np.int32)
+        self.page_table = torch.from_numpy(self._pages)  # [num_rows, max_pages] int32
         self._by_page = np.zeros((num_rows, max_pages, page_size), dtype=np.int64)
         self._slots = self._by_page.reshape(num_rows, max_pages * page_size)
         self._slots_tensor = torch.from_numpy(self._slots)
@@ -68,6 +70,7 @@ class SlotTable:
         if not new_pages:
             return
         rows, indices, pages = np.array(new_pages, dtype=np.int64).T
+        self._pages[rows, indices] = pages
         self._by_page[rows, indices] = pages[:, None] * self._page_size + self._in_page
 
     def of_row(self, row: int, length: int) -> torch.Tensor:

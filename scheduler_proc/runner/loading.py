@@ -1,53 +1,118 @@
-"""From the configuration to a ModelRunner: threads, device, dtype, the model and its vocabulary.
+"""From the configuration to a ModelRunner: threads, device, mode, the model and its vocabulary.
 
 Called once, by the scheduler process at start-up.
 """
 
 import logging
+from collections import Counter
+from dataclasses import dataclass
 
 import torch
 
+from ...kernels.cpu.native import NativeMissing
+from ...kernels.cpu.native import load as load_native
+from ...kernels.decoder import cache_head_dim, check_page_size
 from ...model_files.errors import ModelError
+from ...model_files.gguf_file import open_gguf
 from ...model_files.tokenizer import tokenizer_size
 from ...wire.config import ExecutionConfig, ModelConfig, SchedulingConfig
-from ..models.loader import load_model
+from ..models.config import ModelSpec
+from ..models.loader import load_model, load_packed_model
 from .host import physical_cores
 from .kv_pool import KVShape
-from .model_runner import LoadedModel, ModelRunner
+from .model_runner import LoadedModel, Model, ModelRunner
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FOUR_BITS = ("Q4_0", "Q4_1")
 _DEVICE = "cpu"  # the only one so far: what `auto` finds
+
+
+@dataclass(slots=True, frozen=True)
+class _Source:
+    """Where the model comes from, and in which mode it is to run."""
+
+    path: str
+    config: ModelConfig
+    mode: str
+    threads: int
 
 
 def make_model_runner(
     model: ModelConfig, scheduling: SchedulingConfig, execution: ExecutionConfig
 ) -> ModelRunner:
     """`model.model` is a local path by now. Raises ModelError with the reason and what to do."""
+    if model.model is None:
+        raise ModelError("no model was given: the launcher resolves the default to a path")
     threads = execution.cpu_threads or physical_cores()
     torch.set_num_threads(threads)
-    loaded = _load(model, _DTYPES[execution.dtype])
+    mode = choose_mode(execution.dtype, model.model, scheduling.page_size)
+    loaded = _load(_Source(model.model, model, mode, threads))
     runner = ModelRunner(loaded, scheduling, execution)
-    logger.info("running on %s in %s with %d threads", _DEVICE, runner.dtype_name, threads)
+    logger.info("running on %s in %s with %d threads", _DEVICE, mode, threads)
     return runner
 
 
-def _load(config: ModelConfig, dtype: torch.dtype) -> LoadedModel:
-    if config.model is None:
-        raise ModelError("no model was given: the launcher resolves the default to a path")
-    model = load_model(
-        config.model,
-        dtype=dtype,
-        device=_DEVICE,
-        load_format=config.load_format,
-        context_length=config.context_length,
-    )
-    spec = model.spec
+def choose_mode(asked: str, path: str, page_size: int) -> str:
+    """Resolves `auto`, and refuses what cannot run here. Raises ModelError."""
+    if asked in _FLOATS:
+        return asked
+    try:
+        load_native()
+        check_page_size(page_size)
+    except (NativeMissing, ValueError) as error:
+        if asked != "auto":
+            raise ModelError(f"--dtype {asked} is not possible: {error}") from error
+        logger.warning("running in float32, which is slower than int8: %s", error)
+        return "float32"
+    if asked != "auto":
+        return asked
+    return "int4" if path.endswith(".gguf") and _mostly_four_bits(path) else "int8"
+
+
+def _mostly_four_bits(path: str) -> bool:
+    elements: Counter[bool] = Counter()
+    for tensor in open_gguf(path).tensors:
+        elements[tensor.tensor_type.name in _FOUR_BITS] += int(tensor.n_elements)
+    return elements[True] > elements[False]
+
+
+def _load(source: _Source) -> LoadedModel:
+    model, spec = _load_float(source) if source.mode in _FLOATS else _load_packed(source)
+    packed = source.mode not in _FLOATS
     return LoadedModel(
         model=model,
-        kv_shape=KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype),
+        kv_shape=KVShape(
+            spec.num_layers,
+            spec.num_kv_heads,
+            cache_head_dim(spec.head_dim) if packed else spec.head_dim,
+            torch.bfloat16 if packed else _FLOATS[source.mode],
+        ),
         context_length=spec.context_length,
         # embeddings are often padded to a round number beyond what the tokenizer knows
-        vocab_size=min(spec.vocab_size, tokenizer_size(config.model)),
+        vocab_size=min(spec.vocab_size, tokenizer_size(source.path)),
+        dtype_name=source.mode,
     )
+
+
+def _load_float(source: _Source) -> tuple[Model, ModelSpec]:
+    model = load_model(
+        source.path,
+        dtype=_FLOATS[source.mode],
+        device=_DEVICE,
+        load_format=source.config.load_format,
+        context_length=source.config.context_length,
+    )
+    return model, model.spec
+
+
+def _load_packed(source: _Source) -> tuple[Model, ModelSpec]:
+    model = load_packed_model(
+        source.path,
+        "int4" if source.mode == "int4" else "int8",
+        load_format=source.config.load_format,
+        context_length=source.config.context_length,
+        threads=source.threads,
+    )
+    return model, model.spec

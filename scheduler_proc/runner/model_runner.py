@@ -38,6 +38,7 @@ class LoadedModel:
     kv_shape: KVShape
     context_length: int
     vocab_size: int  # ids that the tokenizer knows; the logits may be wider
+    dtype_name: str  # of the weights, as --dtype spells it
 
 
 class ModelRunner:
@@ -65,7 +66,7 @@ class ModelRunner:
         self.context_length = loaded.context_length
         self.page_size = scheduling.page_size
         self.max_total_tokens = size.tokens
-        self.dtype_name = str(shape.dtype).removeprefix("torch.")
+        self.dtype_name = loaded.dtype_name
         self._model = loaded.model
         self._pool = MHATokenToKVPool(shape, size.tokens, scheduling.page_size)
         self.num_pages = self._pool.num_pages
@@ -97,6 +98,9 @@ class ModelRunner:
             input_ids=torch.from_numpy(np.array(batch.input_ids, dtype=np.int64)),
             positions=torch.from_numpy(positions),
             out_cache_loc=self._slots.of_tokens(np.repeat(rows, extend_lens), positions),
+            rows=batch.rows,
+            page_table=self._slots.page_table,
+            page_size=self.page_size,
             extend_lens=batch.extend_lens,
             prefix_lens=batch.prefix_lens,
             request_slots=[

@@ -50,6 +50,9 @@ class KVPool:
             input_ids=torch.tensor(flat),
             positions=torch.tensor(positions),
             out_cache_loc=torch.tensor(new_slots),
+            rows=list(range(len(pieces))),
+            page_table=_page_table(tables),
+            page_size=1,
             extend_lens=extend_lens,
             prefix_lens=prefix_lens,
             request_slots=tables,
@@ -59,6 +62,11 @@ class KVPool:
             k_cache=self.k,
             v_cache=self.v,
         )
+
+
+def _page_table(tables: list[torch.Tensor]) -> torch.Tensor:
+    """Pages of one slot each: [requests, longest] int32."""
+    return torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int()
 
 
 @pytest.fixture

@@ -63,7 +63,9 @@ class HashModel:
 
 
 def hash_runner(page_size: int, kv_tokens: int, model: HashModel | None = None) -> ModelRunner:
-    loaded = LoadedModel(model or HashModel(), KVShape(1, 1, 1, torch.float32), CONTEXT, VOCAB)
+    loaded = LoadedModel(
+        model or HashModel(), KVShape(1, 1, 1, torch.float32), CONTEXT, VOCAB, "none"
+    )
     return ModelRunner(
         loaded,
         SchedulingConfig(max_running_requests=NUM_ROWS, page_size=page_size),
@@ -252,7 +254,7 @@ class EmptyModel:
 
 def test_a_decode_step_of_32_rows_has_little_overhead() -> None:
     """The aim is below 1 ms; the best of many steps is compared with a generous bound."""
-    loaded = LoadedModel(EmptyModel(32), KVShape(1, 1, 1, torch.float32), 4096, 512)
+    loaded = LoadedModel(EmptyModel(32), KVShape(1, 1, 1, torch.float32), 4096, 512, "float32")
     runner = ModelRunner(loaded, SchedulingConfig(), ExecutionConfig(kv_tokens=4096))
     rows = list(range(32))
     best = float("inf")

@@ -1,0 +1,1 @@
+"""The native library for CPUs: sources in src/, its ctypes binding in native.py."""

@@ -1,0 +1,124 @@
+"""The C ABI of the native CPU library, bound with ctypes.
+
+Loaded after torch, so that both share one OpenMP runtime. Where the library was not built (no
+compiler at installation), `load` says why and the torch path is used. Only kernels/ calls this.
+"""
+
+import ctypes
+import importlib.util
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+
+import torch  # noqa: F401  (brings the OpenMP runtime that the library shares)
+
+INT8, INT4, INT8_SUB = 0, 1, 2  # WeightKind
+FLOAT_TO_INT8, FLOAT_TO_INT4, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q8_0 = range(5)  # RowFormat
+STORE, ADD, SILU_MUL = 0, 1, 2  # Epilogue
+BLOCK = 16  # outputs in a packed block
+GROUP = 64  # inputs that share a scale of activations
+ISA_NAMES = ("portable", "avx2", "avx512")
+
+
+class NativeMissing(RuntimeError):
+    """The library cannot be used here; the message says why."""
+
+
+class Weight(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("k_pad", c_int32),
+        ("kind", c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("k_cache", "v_cache")),
+    ]
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [
+        *((n, c_int32) for n in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((n, c_int32) for n in ("vocab", "num_layers", "page_size", "threads")),
+        ("eps", c_float),
+        ("cos_sin", c_void_p),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("num_requests", "num_tokens", "num_samples")),
+        *((name, c_void_p) for name in ("prefix_lens", "extend_lens", "rows", "page_table")),
+        ("page_table_stride", c_int64),
+        *((name, c_void_p) for name in ("input_ids", "samples", "logits")),
+    ]
+
+
+class PackJob(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_void_p),
+        ("row_bytes", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        *((name, c_int32) for name in ("n", "k", "k_pad", "format")),
+        *((name, c_int32) for name in ("first_block", "block_step", "threads")),
+    ]
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Raises NativeMissing."""
+    spec = importlib.util.find_spec(f"{__package__}._native")
+    if spec is None or spec.origin is None:
+        raise NativeMissing(
+            "the native CPU library was not built; install a C++17 compiler with OpenMP and "
+            "install tokenloom again"
+        )
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError as error:
+        raise NativeMissing(f"the native CPU library cannot be loaded: {error}") from error
+    _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.tl_best_isa.restype = c_int32
+    library.tl_block_bytes.restype = c_int64
+    library.tl_block_scales.restype = c_int64
+    library.tl_pack.argtypes = [POINTER(PackJob)]
+    library.tl_pack.restype = c_int32
+    library.tl_unpack_row.argtypes = [POINTER(Weight), c_int32, c_void_p]
+    library.tl_engine_new.argtypes = [
+        POINTER(Shape),
+        POINTER(Layer),
+        POINTER(Weight),
+        POINTER(Weight),
+        c_void_p,
+        c_int32,
+    ]
+    library.tl_engine_new.restype = c_void_p
+    library.tl_engine_free.argtypes = [c_void_p]
+    library.tl_engine_forward.argtypes = [c_void_p, POINTER(Step)]
+    for name in (library.tl_engine_linear, library.tl_engine_attention):
+        name.argtypes = [c_void_p]
+        name.restype = c_char_p
+    library.tl_linear.argtypes = [
+        POINTER(Weight),
+        c_void_p,
+        c_int32,
+        c_void_p,
+        c_int64,
+        c_int32,
+        c_int32,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ]

@@ -1,0 +1,122 @@
+// Attention of some query rows over one piece of keys and values, AVX-512 BF16.
+//
+// A row's result is a function of the row and of the keys that it may see: scores key by key, one
+// maximum and one sum for the piece, in a fixed order. How many rows are worked on together, and
+// how many keys the others see, changes no bit.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+#include "common.h"
+#include "ops.h"
+#include "simd512.h"
+
+namespace tokenloom {
+namespace {
+
+constexpr int kRows = 6;
+
+inline __m512bh bf16(__m512i v) { return (__m512bh)v; }
+
+template <int R>
+void scores(const QueryRow* rows, const KeyBlocks& blocks, int num_blocks, int dim,
+            float (*s)[kPiece]) {
+  for (int b = 0; b < num_blocks; ++b) {
+    const uint16_t* keys = blocks.k + blocks.ids[b] * blocks.stride;
+    __m512 even[R], odd[R];  // two chains hide the latency of the dot product
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+    for (int d = 0; d < dim; d += 4) {
+      const __m512bh first = bf16(load512(keys + d * kPage));
+      const __m512bh second = bf16(load512(keys + (d + 2) * kPage));
+      for (int r = 0; r < R; ++r) {
+        even[r] = _mm512_dpbf16_ps(even[r], first, bf16(broadcast4(rows[r].q + d)));
+        odd[r] = _mm512_dpbf16_ps(odd[r], second, bf16(broadcast4(rows[r].q + d + 2)));
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      _mm512_storeu_ps(s[r] + b * kPage, _mm512_add_ps(even[r], odd[r]));
+  }
+}
+
+// Scores to probabilities in bf16, zero beyond the row's keys.
+inline void softmax(const float* s, uint16_t* p, const QueryRow& row, int num_blocks, int dim) {
+  const __m512 lowest = _mm512_set1_ps(-INFINITY);
+  __m512 high = lowest;
+  for (int i = 0; i < row.keys; i += 16)
+    high = _mm512_max_ps(high, _mm512_mask_loadu_ps(lowest, tail_mask(row.keys - i), s + i));
+  const float top = _mm512_reduce_max_ps(high);
+  __m512 total = _mm512_setzero_ps();
+  for (int i = 0; i < num_blocks * kPage; i += 16) {
+    const __mmask16 seen = i < row.keys ? tail_mask(row.keys - i) : 0;
+    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(s + i), _mm512_set1_ps(top));
+    const __m512 e = _mm512_maskz_mov_ps(seen, exp512(shifted));
+    total = _mm512_add_ps(total, e);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + i), (__m256i)_mm512_cvtneps_pbh(e));
+  }
+  row.out[dim] = top;
+  row.out[dim + 1] = _mm512_reduce_add_ps(total);
+}
+
+// 16 Z values of each row, pair of tokens by pair. Tokens beyond `keys` may hold anything.
+template <int R, int Z>
+void values(const uint16_t (*p)[kPiece], const KeyBlocks& blocks, int keys, int dim, int d0,
+            const QueryRow* rows) {
+  __m512 acc[R][Z];
+  for (int r = 0; r < R; ++r)
+    for (int z = 0; z < Z; ++z) acc[r][z] = _mm512_setzero_ps();
+  for (int t = 0; t < keys; t += 2) {
+    const uint16_t* pair = blocks.v + blocks.ids[t / kPage] * blocks.stride +
+                           (size_t(t % kPage / 2) * dim + d0) * 2;
+    const __m512i keep = _mm512_set1_epi32(t + 1 < keys ? -1 : 0xffff);
+    __m512bh v[Z];
+    for (int z = 0; z < Z; ++z) v[z] = bf16(_mm512_and_si512(load512(pair + 32 * z), keep));
+    for (int r = 0; r < R; ++r) {
+      const __m512bh weights = bf16(broadcast4(p[r] + t));
+      for (int z = 0; z < Z; ++z) acc[r][z] = _mm512_dpbf16_ps(acc[r][z], v[z], weights);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int z = 0; z < Z; ++z) _mm512_storeu_ps(rows[r].out + d0 + 16 * z, acc[r][z]);
+}
+
+template <int R>
+void some_rows(const QueryRow* rows, const KeyBlocks& blocks, int dim) {
+  alignas(64) float s[R][kPiece];
+  alignas(64) uint16_t p[R][kPiece];
+  int keys = 0;
+  for (int r = 0; r < R; ++r) keys = rows[r].keys > keys ? rows[r].keys : keys;
+  const int num_blocks = (keys + kPage - 1) / kPage;
+  scores<R>(rows, blocks, num_blocks, dim, s);
+  for (int r = 0; r < R; ++r) softmax(s[r], p[r], rows[r], num_blocks, dim);
+  int d = 0;
+  for (; d + 64 <= dim; d += 64) values<R, 4>(p, blocks, keys, dim, d, rows);
+  for (; d < dim; d += 16) values<R, 1>(p, blocks, keys, dim, d, rows);
+}
+
+void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim) {
+  for (int r = 0; r < num_rows; r += kRows) {
+    switch (num_rows - r < kRows ? num_rows - r : kRows) {
+      case 1: some_rows<1>(rows + r, blocks, dim); break;
+      case 2: some_rows<2>(rows + r, blocks, dim); break;
+      case 3: some_rows<3>(rows + r, blocks, dim); break;
+      case 4: some_rows<4>(rows + r, blocks, dim); break;
+      case 5: some_rows<5>(rows + r, blocks, dim); break;
+      case 6: some_rows<6>(rows + r, blocks, dim); break;
+    }
+  }
+}
+
+void merge(float* out, const float* part, int dim) {
+  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
+  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
+  const __m512 a = _mm512_set1_ps(mine), b = _mm512_set1_ps(theirs);
+  for (int d = 0; d < dim; d += 16) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(out + d), a);
+    _mm512_storeu_ps(out + d, _mm512_fmadd_ps(_mm512_loadu_ps(part + d), b, scaled));
+  }
+  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
+  out[dim] = top;
+}
+
+}  // namespace
+
+const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge};
+
+}  // namespace tokenloom

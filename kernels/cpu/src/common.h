@@ -1,0 +1,120 @@
+// Types and helpers that all instruction sets share. No torch, no Python: raw pointers and sizes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tokenloom {
+
+constexpr int kPage = 16;    // tokens in a block of the KV cache
+constexpr int kPiece = 256;  // keys that one unit of attention reduces before the pieces are merged
+constexpr int kBlock = 16;   // outputs in a packed block of weights
+constexpr int kGroup = 64;   // inputs that share a scale in activations and int8 weights
+constexpr int kSubgroup = 32;  // inputs that share a scale in 4-bit weights, as in GGUF
+
+enum WeightKind : int32_t { kInt8 = 0, kInt4 = 1, kInt8Sub = 2 };
+
+// y = x W^T with W [n, k], packed in blocks of 16 outputs; k is padded with zeros to k_pad.
+//   kInt8     data [block][k_pad / 4][16 outputs][4 inputs] of q + 128,
+//             scales [block][k_pad / 64][16] bf16; w = scale * q
+//   kInt4     data [block][k_pad / 8][16][4]: low nibbles hold inputs 8p..8p+3, high nibbles
+//             8p+4..8p+7; scales [block][k_pad / 32][2][16] f16: scale, minimum; w = scale * q + min
+//   kInt8Sub  data as kInt8, scales [block][k_pad / 32][16] f16; w = scale * q
+struct Weight {
+  const uint8_t* data;
+  const uint16_t* scales;
+  const float* bias;  // [n padded to 16], in the order of the blocks, or null
+  int32_t n, k, k_pad, kind;
+};
+
+// Rows of activations, x ~ scale * q with one scale for 64 inputs.
+struct Activations {
+  int8_t* q;       // [rows, k_pad]; zero beyond k
+  float* scales;   // [rows, k_pad / 64]
+  int32_t* sums;   // [rows, k_pad / 32]: sums of q
+};
+
+// What becomes of a product: written, added to what is there, or taken as gate and up projections
+// in alternating blocks of which silu(gate) * up is written.
+enum Epilogue : int32_t { kStore = 0, kAdd = 1, kSiluMul = 2 };
+
+struct Output {
+  float* data;
+  size_t stride;  // floats between rows
+  int32_t epilogue;
+};
+
+static inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+static inline int blocks(int n) { return (n + kBlock - 1) / kBlock; }
+
+static inline size_t block_bytes(int kind, int k_pad) {
+  return size_t(k_pad) * kBlock / (kind == kInt4 ? 2 : 1);
+}
+
+// Scales of a block, counted in 16-bit values.
+static inline size_t block_scales(int kind, int k_pad) {
+  if (kind == kInt8) return size_t(k_pad) / kGroup * kBlock;
+  return size_t(k_pad) / kSubgroup * kBlock * (kind == kInt4 ? 2 : 1);
+}
+
+// Where (input i, output o) of an int8 block lies.
+static inline size_t byte_at(int i, int o) { return size_t(i / 4) * 4 * kBlock + o * 4 + i % 4; }
+
+namespace {  // internal: its code must not be shared between files for different machines
+
+// The share [begin, end) of `count` items of thread `tid` of `threads`.
+struct Share {
+  int begin, end;
+  Share(int count, int tid, int threads)
+      : begin(int(int64_t(count) * tid / threads)),
+        end(int(int64_t(count) * (tid + 1) / threads)) {}
+  int size() const { return end - begin; }
+};
+
+}  // namespace
+
+static inline uint16_t to_bf16(float value) {  // to nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float from_bf16(uint16_t half) {
+  const uint32_t bits = uint32_t(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+static inline uint16_t to_f16(float value) {  // to nearest even; beyond the range: infinity
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits >= 0x47800000) return uint16_t(sign | (bits > 0x7f800000 ? 0x7e00 : 0x7c00));
+  if (bits < 0x38800000) {  // subnormal: the sum with a power of two rounds at the right place
+    float magic;
+    std::memcpy(&magic, &bits, 4);
+    magic += 0.5f;
+    std::memcpy(&bits, &magic, 4);
+    return uint16_t(sign | (bits - 0x3f000000));
+  }
+  const uint32_t odd = bits >> 13 & 1;
+  return uint16_t(sign | (bits - 0x38000000 + 0xfff + odd) >> 13);
+}
+
+static inline float from_f16(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 0x1f, rest = h & 0x3ff;
+  float value;
+  if (exponent == 0) {
+    value = float(rest) * (1.0f / 16777216.0f);
+    return sign ? -value : value;
+  }
+  const uint32_t bits =
+      exponent == 31 ? sign | 0x7f800000 | rest << 13 : sign | (exponent + 112) << 23 | rest << 13;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+}  // namespace tokenloom

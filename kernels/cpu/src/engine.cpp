@@ -1,0 +1,118 @@
+#include "engine.h"
+
+#include <omp.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "worker.h"
+
+namespace tokenloom {
+namespace {
+
+constexpr int kSpins = 4000;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <class T>
+void grow(std::vector<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+void layer_forward(Worker& w, const Layer& layer) {
+  Engine& e = w.e;
+  const Shape& s = e.shape;
+  const int tokens = w.step.num_tokens;
+  w.norm_and_quantise(e.x.data(), layer.input_norm, layer.qkv, tokens);
+  w.wait();
+  w.gemm(layer.qkv, tokens, {e.qkv.data(), size_t(layer.qkv.n), kStore});
+  w.wait();
+  if (w.tid == 0) e.next_task.store(0, std::memory_order_relaxed);
+  w.rotate_and_store(layer);
+  w.wait();
+  w.attend(layer);
+  w.wait();
+  w.merge_and_quantise(layer.o);
+  w.wait();
+  w.gemm(layer.o, tokens, {e.x.data(), size_t(s.hidden), kAdd});
+  w.wait();
+  w.norm_and_quantise(e.x.data(), layer.post_norm, layer.gate_up, tokens);
+  w.wait();
+  const size_t inner = round_up(s.intermediate, kBlock);
+  w.gemm(layer.gate_up, tokens, {e.hidden.data(), inner, kSiluMul});
+  w.wait();
+  w.quantise_rows(e.hidden.data(), inner, layer.down, tokens);
+  w.wait();
+  w.gemm(layer.down, tokens, {e.x.data(), size_t(s.hidden), kAdd});
+  w.wait();
+}
+
+}  // namespace
+
+void Barrier::spin(int phase) {
+  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
+    if (spins < kSpins)
+      relax();
+    else
+      sched_yield();
+  }
+}
+
+Engine::Engine(const Shape& s, const Layer* first, const Weight& embed, const Weight& out,
+               const float* norm)
+    : shape(s), layers(first, first + s.num_layers), embedding(embed), head(out),
+      final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable),
+      dim(round_up(s.head_dim, 16)) {}
+
+void Engine::prepare(const Step& step) {
+  requests.clear();
+  int first = 0;
+  for (int i = 0; i < step.num_requests; ++i) {
+    const int32_t* pages = step.page_table + step.rows[i] * step.page_table_stride;
+    requests.push_back({first, step.prefix_lens[i], step.extend_lens[i], pages});
+    first += step.extend_lens[i];
+  }
+  plan.build(requests, shape.page_size);
+  int wide = head.k_pad;
+  for (const Layer& layer : layers)
+    wide = std::max({wide, layer.qkv.k_pad, layer.o.k_pad, layer.gate_up.k_pad, layer.down.k_pad});
+  const size_t tokens = std::max(step.num_tokens, step.num_samples);
+  grow(x, tokens * shape.hidden);
+  grow(sample_x, size_t(step.num_samples) * shape.hidden);
+  grow(qkv, tokens * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+  grow(hidden, tokens * round_up(shape.intermediate, kBlock));
+  grow(attended, tokens * shape.heads * shape.head_dim);
+  grow(queries, tokens * shape.heads * dim);
+  grow(partial, size_t(plan.slots.back()) * shape.heads * (dim + 2));
+  grow(q8, tokens * wide);
+  grow(q8_scales, tokens * (wide / kGroup));
+  grow(q8_sums, tokens * (wide / kSubgroup));
+}
+
+void Engine::forward(const Step& step) {
+  prepare(step);
+#pragma omp parallel num_threads(shape.threads)
+  {
+    const int threads = omp_get_num_threads();
+    if (omp_get_thread_num() == 0) barrier.reset(threads);
+#pragma omp barrier
+    Worker w{*this, step, omp_get_thread_num(), threads};
+    w.embed();
+    w.wait();
+    for (const Layer& layer : layers) layer_forward(w, layer);
+    w.gather_samples();
+    w.wait();
+    w.norm_and_quantise(sample_x.data(), final_norm, head, step.num_samples);
+    w.wait();
+    w.gemm(head, step.num_samples, {step.logits, size_t(shape.vocab), kStore});
+  }
+}
+
+}  // namespace tokenloom

@@ -1,0 +1,95 @@
+// The decoder stack of one model on the CPU: weights and KV cache by pointer, scratch of its own,
+// one call per step.
+#pragma once
+#include <atomic>
+#include <vector>
+
+#include "common.h"
+#include "ops.h"
+#include "plan.h"
+
+namespace tokenloom {
+
+struct Shape {
+  int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab;
+  int32_t num_layers, page_size, threads;
+  float eps;
+  const float* cos_sin;  // [positions, head_dim]: cosines, then sines, of head_dim / 2 pairs
+};
+
+// Caches hold [pages, kv_heads, page_size * dim] bf16, dim being head_dim padded to 16. Pages of 16
+// tokens (or more, by 16) are laid out for the kernels: keys [dim / 2][16][2], values [8][dim][2].
+// Smaller pages are plain [page_size][dim] and are gathered when used.
+struct Layer {
+  Weight qkv, o, gate_up, down;
+  const float *input_norm, *post_norm;  // [hidden]
+  const float *q_norm, *k_norm;         // [head_dim] or null
+  uint16_t *k_cache, *v_cache;
+};
+
+struct Step {
+  int32_t num_requests, num_tokens, num_samples;
+  const int32_t *prefix_lens, *extend_lens, *rows;  // [num_requests]
+  const int32_t* page_table;                        // [rows, page_table_stride]
+  int64_t page_table_stride;
+  const int32_t* input_ids;  // [num_tokens]
+  const int32_t* samples;    // [num_samples]: the tokens whose logits are wanted
+  float* logits;             // [num_samples, vocab]
+};
+
+// Threads of a step meet here many times, microseconds apart: they spin, but give way to other
+// processes when it takes long.
+class Barrier {
+ public:
+  void reset(int threads) { threads_ = threads; }
+  void wait() {
+    const int phase = phase_.load(std::memory_order_acquire);
+    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      waiting_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    spin(phase);
+  }
+
+ private:
+  void spin(int phase);
+  int threads_ = 1;
+  alignas(64) std::atomic<int> waiting_{0};
+  alignas(64) std::atomic<int> phase_{0};
+};
+
+struct Engine {
+  Shape shape;
+  std::vector<Layer> layers;
+  Weight embedding, head;
+  const float* final_norm;
+  const LinearOps* linear;
+  const AttentionOps* attention;
+
+  int dim;  // head_dim padded to 16
+  std::vector<Request> requests;
+  Plan plan;
+  Barrier barrier;
+  std::atomic<int> next_task{0};
+
+  // Scratch, grown as steps need it: [tokens, ...] each.
+  std::vector<float> x, qkv, hidden, attended, sample_x;
+  std::vector<float> partial;  // [slots, heads, dim + 2]
+  std::vector<uint16_t> queries;  // [tokens, heads, dim] bf16
+  std::vector<int8_t> q8;
+  std::vector<float> q8_scales;
+  std::vector<int32_t> q8_sums;
+
+  Engine(const Shape&, const Layer*, const Weight& embedding, const Weight& head,
+         const float* final_norm);
+  void forward(const Step& step);
+
+ private:
+  void prepare(const Step& step);
+};
+
+// Row `row` of a packed weight as floats: a tied embedding is stored once, as the head.
+void unpack_row(const Weight& w, int row, float* out);
+
+}  // namespace tokenloom

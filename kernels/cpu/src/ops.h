@@ -1,0 +1,46 @@
+// The tables of functions that an instruction set provides.
+#pragma once
+#include "common.h"
+
+namespace tokenloom {
+
+struct LinearOps {
+  const char* name;
+  // Thread `tid` of `threads` computes its share of the outputs of all rows.
+  void (*gemm)(const Weight&, const Activations&, int rows, const Output&, int tid, int threads);
+  // One row: q = round(x * 127 / max|x|) in each group of 64, the scales, the sums.
+  void (*quantise_row)(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums);
+  // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
+  void (*rms_norm_row)(const float* x, const float* weight, float eps, int k, float* y);
+};
+
+// One query row of an attention unit: a token's head against the first keys of a piece.
+struct QueryRow {
+  const uint16_t* q;  // [dim] bf16, scaled by 1 / sqrt(head_dim)
+  float* out;         // [dim + 2]: values not yet divided by the sum, the maximum, the sum
+  int32_t keys;       // of the piece, that this row may see; at least 1
+};
+
+// A piece of one kv head: up to 256 keys in blocks of 16 tokens.
+struct KeyBlocks {
+  const uint16_t* k;      // block b at k + ids[b] * stride: [dim / 2][16 tokens][2] bf16
+  const uint16_t* v;      // [8 pairs of tokens][dim][2] bf16
+  const int32_t* ids;
+  size_t stride;
+};
+
+struct AttentionOps {
+  const char* name;
+  void (*piece)(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim);
+  // out = out merged with part, both as QueryRow::out.
+  void (*merge)(float* out, const float* part, int dim);
+};
+
+extern const LinearOps kLinearPortable;
+extern const AttentionOps kAttentionPortable;
+#if defined(__x86_64__)
+extern const LinearOps kLinearAvx2, kLinearAvx512;
+extern const AttentionOps kAttentionAvx2, kAttentionAvx512;
+#endif
+
+}  // namespace tokenloom

@@ -1,0 +1,14 @@
+// The operations for any machine.
+#include <cmath>
+
+#include "common.h"
+#include "ops.h"
+
+namespace tokenloom {
+namespace portable {
+#include "portable.inl"
+}
+const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
+                                portable::rms_norm_row};
+const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
+}  // namespace tokenloom

@@ -1,0 +1,141 @@
+// The same operations in plain C++, laid out so that a compiler can vectorise the 16 outputs, keys
+// or values of a block. Included once per instruction set, inside a namespace of its own.
+
+constexpr int kMaxHeadDim = 512;
+
+inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+// 16 outputs of one row against block `b`.
+inline void dot_int8(const Weight& w, const Activations& x, int r, int b, int size, float y[]) {
+  const uint8_t* data = w.data + b * block_bytes(w.kind, w.k_pad);
+  const uint16_t* scales = w.scales + b * block_scales(w.kind, w.k_pad);
+  const int8_t* a = x.q + size_t(r) * w.k_pad;
+  const int32_t* sums = x.sums + size_t(r) * (w.k_pad / kSubgroup);
+  for (int g = 0; g < w.k_pad / size; ++g) {
+    int32_t acc[kBlock];
+    const int32_t sum = size == kGroup ? sums[2 * g] + sums[2 * g + 1] : sums[g];
+    for (int o = 0; o < kBlock; ++o) acc[o] = -128 * sum;
+    for (int i = 0; i < size; i += 4, data += 4 * kBlock)
+      for (int o = 0; o < kBlock; ++o)
+        for (int j = 0; j < 4; ++j) acc[o] += int32_t(data[4 * o + j]) * a[g * size + i + j];
+    const float row = x.scales[size_t(r) * (w.k_pad / kGroup) + g * size / kGroup];
+    for (int o = 0; o < kBlock; ++o) {
+      const uint16_t half = scales[g * kBlock + o];
+      y[o] += float(acc[o]) * ((size == kGroup ? from_bf16(half) : from_f16(half)) * row);
+    }
+  }
+}
+
+inline void dot_int4(const Weight& w, const Activations& x, int r, int b, float y[]) {
+  const uint8_t* data = w.data + b * block_bytes(w.kind, w.k_pad);
+  const uint16_t* scales = w.scales + b * block_scales(w.kind, w.k_pad);
+  const int8_t* a = x.q + size_t(r) * w.k_pad;
+  const int32_t* sums = x.sums + size_t(r) * (w.k_pad / kSubgroup);
+  for (int g = 0; g < w.k_pad / kSubgroup; ++g) {
+    int32_t acc[kBlock] = {};
+    for (int i = 0; i < kSubgroup; i += 8, data += 4 * kBlock)
+      for (int o = 0; o < kBlock; ++o)
+        for (int j = 0; j < 4; ++j) {
+          const uint8_t byte = data[4 * o + j];
+          acc[o] += (byte & 15) * a[g * kSubgroup + i + j];
+          acc[o] += (byte >> 4) * a[g * kSubgroup + i + 4 + j];
+        }
+    const float row = x.scales[size_t(r) * (w.k_pad / kGroup) + g * kSubgroup / kGroup];
+    for (int o = 0; o < kBlock; ++o) {
+      const float scale = from_f16(scales[2 * g * kBlock + o]);
+      const float minimum = from_f16(scales[(2 * g + 1) * kBlock + o]);
+      y[o] += (float(acc[o]) * scale + float(sums[g]) * minimum) * row;
+    }
+  }
+}
+
+inline void dot_block(const Weight& w, const Activations& x, int r, int b, float y[]) {
+  for (int o = 0; o < kBlock; ++o) y[o] = 0.0f;
+  if (w.kind == kInt4)
+    dot_int4(w, x, r, b, y);
+  else
+    dot_int8(w, x, r, b, w.kind == kInt8 ? kGroup : kSubgroup, y);
+  if (w.bias)
+    for (int o = 0; o < kBlock; ++o) y[o] += w.bias[b * kBlock + o];
+}
+
+void gemm(const Weight& w, const Activations& x, int rows, const Output& out, int tid,
+          int threads) {
+  const int unit = out.epilogue == kSiluMul ? 2 : 1;
+  const Share share(blocks(w.n) / unit, tid, threads);
+  for (int b = share.begin * unit; b < share.end * unit; b += unit)
+    for (int r = 0; r < rows; ++r) {
+      float y[kBlock], up[kBlock];
+      float* to = out.data + r * out.stride + b / unit * kBlock;
+      dot_block(w, x, r, b, y);
+      if (out.epilogue == kSiluMul) {
+        dot_block(w, x, r, b + 1, up);
+        for (int o = 0; o < kBlock; ++o) to[o] = silu(y[o]) * up[o];
+        continue;
+      }
+      const int count = w.n - b * kBlock < kBlock ? w.n - b * kBlock : kBlock;
+      for (int o = 0; o < count; ++o) to[o] = out.epilogue == kAdd ? to[o] + y[o] : y[o];
+    }
+}
+
+void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
+  for (int i = 0; i < k_pad; i += kGroup) {
+    const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
+    float top = 0.0f;
+    for (int j = 0; j < count; ++j) top = std::fabs(x[i + j]) > top ? std::fabs(x[i + j]) : top;
+    const float inverse = top > 0 ? 127.0f / top : 0.0f;
+    scales[i / kGroup] = top / 127.0f;
+    sums[i / kSubgroup] = sums[i / kSubgroup + 1] = 0;
+    for (int j = 0; j < kGroup; ++j) {
+      const int n = j < count ? int(std::nearbyint(x[i + j] * inverse)) : 0;
+      q[i + j] = int8_t(n);
+      sums[(i + j) / kSubgroup] += n;
+    }
+  }
+}
+
+void rms_norm_row(const float* x, const float* weight, float eps, int k, float* y) {
+  float squares = 0.0f;
+  for (int i = 0; i < k; ++i) squares += x[i] * x[i];
+  const float inverse = 1.0f / std::sqrt(squares / float(k) + eps);
+  for (int i = 0; i < k; ++i) y[i] = x[i] * inverse * weight[i];
+}
+
+void one_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
+  float s[kPiece], q[kMaxHeadDim];
+  for (int d = 0; d < dim; ++d) q[d] = from_bf16(row.q[d]);
+  float top = -INFINITY;
+  for (int t = 0; t < row.keys; ++t) {
+    const uint16_t* keys = blocks.k + blocks.ids[t / kPage] * blocks.stride + t % kPage * 2;
+    float sum = 0.0f;
+    for (int d = 0; d < dim; d += 2) {
+      sum += q[d] * from_bf16(keys[d * kPage]);
+      sum += q[d + 1] * from_bf16(keys[d * kPage + 1]);
+    }
+    s[t] = sum;
+    top = sum > top ? sum : top;
+  }
+  float total = 0.0f;
+  for (int d = 0; d < dim; ++d) row.out[d] = 0.0f;
+  for (int t = 0; t < row.keys; ++t) {
+    const float p = std::exp(s[t] - top), weight = from_bf16(to_bf16(p));
+    const uint16_t* v = blocks.v + blocks.ids[t / kPage] * blocks.stride +
+                        size_t(t % kPage / 2) * dim * 2 + t % 2;
+    total += p;
+    for (int d = 0; d < dim; ++d) row.out[d] += weight * from_bf16(v[2 * d]);
+  }
+  row.out[dim] = top;
+  row.out[dim + 1] = total;
+}
+
+void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim) {
+  for (int r = 0; r < num_rows; ++r) one_row(rows[r], blocks, dim);
+}
+
+void merge(float* out, const float* part, int dim) {
+  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
+  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
+  for (int d = 0; d < dim; ++d) out[d] = out[d] * mine + part[d] * theirs;
+  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
+  out[dim] = top;
+}

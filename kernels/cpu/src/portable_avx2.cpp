@@ -1,0 +1,18 @@
+// The portable operations, compiled for AVX2.
+#if defined(__x86_64__)
+#include <cmath>
+
+#include "common.h"
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#include "ops.h"
+
+namespace tokenloom {
+namespace avx2 {
+#include "portable.inl"
+}
+const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
+const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
+}  // namespace tokenloom
+#pragma GCC pop_options
+#endif

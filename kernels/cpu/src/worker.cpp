@@ -1,0 +1,220 @@
+#include "worker.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tokenloom {
+namespace {
+
+// Buffers of a thread; a step never needs two of a kind at a time.
+thread_local std::vector<float> floats;
+thread_local std::vector<QueryRow> query_rows;
+thread_local std::vector<float*> wholes;
+thread_local std::vector<uint16_t> gathered;
+thread_local std::vector<int32_t> block_ids;
+
+// Smaller pages: tokens one by one into the layout of the kernels.
+void gather(const uint16_t* cache, const int32_t* pages, int first, int keys, int page_size,
+            size_t stride, int dim, bool as_keys, uint16_t* out) {
+  for (int t = 0; t < keys; ++t) {
+    const int position = first + t;
+    const uint16_t* from = cache + pages[position / page_size] * stride +
+                           size_t(position % page_size) * dim;
+    uint16_t* block = out + size_t(t / kPage) * kPage * dim;
+    const int o = t % kPage;
+    if (as_keys) {
+      for (int d = 0; d < dim; d += 2) {
+        block[d * kPage + 2 * o] = from[d];
+        block[d * kPage + 2 * o + 1] = from[d + 1];
+      }
+    } else {
+      for (int d = 0; d < dim; ++d) block[(o / 2 * dim + d) * 2 + o % 2] = from[d];
+    }
+  }
+}
+
+}  // namespace
+
+void Worker::embed() {
+  const Share share(step.num_tokens, tid, threads);
+  for (int t = share.begin; t < share.end; ++t)
+    unpack_row(e.embedding, step.input_ids[t], e.x.data() + size_t(t) * e.shape.hidden);
+}
+
+void Worker::quantise(const float* x, const Weight& next, int row) {
+  const int k_pad = next.k_pad;
+  e.linear->quantise_row(x, next.k, k_pad, e.q8.data() + size_t(row) * k_pad,
+                         e.q8_scales.data() + size_t(row) * (k_pad / kGroup),
+                         e.q8_sums.data() + size_t(row) * (k_pad / kSubgroup));
+}
+
+void Worker::norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows) {
+  const Share share(rows, tid, threads);
+  floats.resize(next.k);
+  for (int r = share.begin; r < share.end; ++r) {
+    e.linear->rms_norm_row(x + size_t(r) * next.k, weight, e.shape.eps, next.k, floats.data());
+    quantise(floats.data(), next, r);
+  }
+}
+
+void Worker::quantise_rows(const float* x, size_t stride, const Weight& next, int rows) {
+  const Share share(rows, tid, threads);
+  for (int r = share.begin; r < share.end; ++r) quantise(x + r * stride, next, r);
+}
+
+void Worker::gemm(const Weight& w, int rows, const Output& out) {
+  e.linear->gemm(w, {e.q8.data(), e.q8_scales.data(), e.q8_sums.data()}, rows, out, tid, threads);
+}
+
+void Worker::rotate_and_store(const Layer& layer) {
+  const Shape& s = e.shape;
+  const size_t width = size_t(s.heads + 2 * s.kv_heads) * s.head_dim;
+  const float scale = 1.0f / std::sqrt(float(s.head_dim));
+  const Share share(step.num_tokens, tid, threads);
+  for (const Request& request : e.requests) {
+    const int end = std::min(share.end, request.first_token + request.extend);
+    for (int t = std::max(share.begin, request.first_token); t < end; ++t) {
+      float* qkv = e.qkv.data() + size_t(t) * width;
+      const int position = e.plan.positions[t];
+      for (int h = 0; h < s.heads; ++h) {
+        float* q = qkv + size_t(h) * s.head_dim;
+        rotate(q, layer.q_norm, position);
+        uint16_t* out = e.queries.data() + (size_t(t) * s.heads + h) * e.dim;
+        for (int d = 0; d < s.head_dim; ++d) out[d] = to_bf16(q[d] * scale);
+        for (int d = s.head_dim; d < e.dim; ++d) out[d] = 0;
+      }
+      for (int h = 0; h < s.kv_heads; ++h) {
+        float* k = qkv + size_t(s.heads + h) * s.head_dim;
+        rotate(k, layer.k_norm, position);
+        store_key_value(layer, request, position, h, k, k + size_t(s.kv_heads) * s.head_dim);
+      }
+    }
+  }
+}
+
+void Worker::rotate(float* head, const float* norm, int position) {
+  const int half = e.shape.head_dim / 2;
+  if (norm) e.linear->rms_norm_row(head, norm, e.shape.eps, e.shape.head_dim, head);
+  const float* cos = e.shape.cos_sin + size_t(position) * e.shape.head_dim;
+  const float* sin = cos + half;
+  for (int d = 0; d < half; ++d) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * cos[d] - b * sin[d];
+    head[d + half] = b * cos[d] + a * sin[d];
+  }
+}
+
+void Worker::store_key_value(const Layer& layer, const Request& request, int position, int head,
+                             const float* k, const float* v) {
+  const int page_size = e.shape.page_size, dim = e.dim, head_dim = e.shape.head_dim;
+  const int page = request.pages[position / page_size], offset = position % page_size;
+  const size_t base = (size_t(page) * e.shape.kv_heads + head) * page_size * dim;
+  if (page_size < kPage) {
+    uint16_t* keys = layer.k_cache + base + size_t(offset) * dim;
+    uint16_t* values = layer.v_cache + base + size_t(offset) * dim;
+    for (int d = 0; d < head_dim; ++d) keys[d] = to_bf16(k[d]), values[d] = to_bf16(v[d]);
+    return;
+  }
+  const int o = offset % kPage;
+  const size_t block = base + size_t(offset / kPage) * kPage * dim;
+  uint16_t* keys = layer.k_cache + block + 2 * o;
+  uint16_t* values = layer.v_cache + block + size_t(o / 2) * dim * 2 + o % 2;
+  for (int d = 0; d < head_dim; ++d) {
+    keys[size_t(d / 2) * 2 * kPage + d % 2] = to_bf16(k[d]);
+    values[2 * d] = to_bf16(v[d]);
+  }
+}
+
+void Worker::attend(const Layer& layer) {
+  const int kv_heads = e.shape.kv_heads, tasks = int(e.plan.units.size()) * kv_heads;
+  for (int task; (task = e.next_task.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    const Unit& unit = e.plan.units[task / kv_heads];
+    if (unit.piece >= 0) {
+      run_piece(layer, unit, unit.piece, task % kv_heads);
+      continue;
+    }
+    const int last = e.plan.positions[e.plan.tokens[unit.first + unit.count - 1]] / kPiece;
+    for (int piece = 0; piece <= last; ++piece) run_piece(layer, unit, piece, task % kv_heads);
+  }
+}
+
+float* Worker::partial(int slot, int head) {
+  return e.partial.data() + (size_t(slot) * e.shape.heads + head) * (e.dim + 2);
+}
+
+void Worker::run_piece(const Layer& layer, const Unit& unit, int piece, int kv_head) {
+  const int group = e.shape.heads / e.shape.kv_heads, size = e.dim + 2;
+  const bool merge = unit.piece < 0 && piece > 0;  // a span adds to what earlier pieces gave
+  query_rows.clear();
+  wholes.clear();
+  floats.resize(size_t(unit.count) * group * size);
+  int most = 0;
+  for (int i = 0; i < unit.count; ++i) {
+    const int t = e.plan.tokens[unit.first + i];
+    const int keys = std::min(kPiece, e.plan.positions[t] + 1 - piece * kPiece);
+    if (keys <= 0) continue;
+    most = std::max(most, keys);
+    const int slot = e.plan.slots[t] + std::max(0, unit.piece);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      wholes.push_back(partial(slot, head));
+      float* out = merge ? floats.data() + query_rows.size() * size : wholes.back();
+      query_rows.push_back({e.queries.data() + (size_t(t) * e.shape.heads + head) * e.dim, out,
+                            keys});
+    }
+  }
+  const KeyBlocks blocks = key_blocks(layer, unit.pages, piece, kv_head, most);
+  e.attention->piece(query_rows.data(), int(query_rows.size()), blocks, e.dim);
+  if (merge)
+    for (size_t r = 0; r < query_rows.size(); ++r)
+      e.attention->merge(wholes[r], query_rows[r].out, e.dim);
+}
+
+KeyBlocks Worker::key_blocks(const Layer& layer, const int32_t* pages, int piece, int kv_head,
+                             int keys) {
+  const int page_size = e.shape.page_size, first = piece * kPiece;
+  const size_t head = size_t(page_size) * e.dim, stride = head * e.shape.kv_heads;
+  const uint16_t* k = layer.k_cache + kv_head * head;
+  const uint16_t* v = layer.v_cache + kv_head * head;
+  if (page_size == kPage) return {k, v, pages + first / kPage, stride};
+  const int count = (keys + kPage - 1) / kPage;
+  const size_t block = size_t(kPage) * e.dim;
+  block_ids.resize(count);
+  if (page_size > kPage) {  // count in blocks of 16 tokens, of which a page of a head has several
+    const size_t per_page = page_size / kPage;
+    for (int b = 0; b < count; ++b) {
+      const int at = first / kPage + b;
+      block_ids[b] = int32_t(pages[at / per_page] * per_page * e.shape.kv_heads + at % per_page);
+    }
+    return {k, v, block_ids.data(), block};
+  }
+  gathered.resize(2 * count * block);
+  gather(k, pages, first, keys, page_size, stride, e.dim, true, gathered.data());
+  gather(v, pages, first, keys, page_size, stride, e.dim, false, gathered.data() + count * block);
+  for (int b = 0; b < count; ++b) block_ids[b] = b;
+  return {gathered.data(), gathered.data() + count * block, block_ids.data(), block};
+}
+
+void Worker::merge_and_quantise(const Weight& o) {
+  const Share share(step.num_tokens, tid, threads);
+  for (int t = share.begin; t < share.end; ++t) {
+    float* out = e.attended.data() + size_t(t) * o.k;
+    for (int h = 0; h < e.shape.heads; ++h) {
+      float* whole = partial(e.plan.slots[t], h);
+      for (int slot = e.plan.slots[t] + 1; slot < e.plan.slots[t + 1]; ++slot)
+        e.attention->merge(whole, partial(slot, h), e.dim);
+      const float inverse = 1.0f / whole[e.dim + 1];
+      for (int d = 0; d < e.shape.head_dim; ++d)
+        out[h * e.shape.head_dim + d] = whole[d] * inverse;
+    }
+    quantise(out, o, t);
+  }
+}
+
+void Worker::gather_samples() {
+  const Share share(step.num_samples, tid, threads);
+  const size_t hidden = e.shape.hidden;
+  for (int i = share.begin; i < share.end; ++i)
+    std::copy_n(e.x.data() + step.samples[i] * hidden, hidden, e.sample_x.data() + i * hidden);
+}
+
+}  // namespace tokenloom

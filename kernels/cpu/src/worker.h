@@ -1,0 +1,36 @@
+// What one thread does while a step runs. Every method is called by all threads and works on this
+// thread's share; `wait` stands between a method and those that read its results.
+#pragma once
+#include "engine.h"
+
+namespace tokenloom {
+
+struct Worker {
+  Engine& e;
+  const Step& step;
+  int tid, threads;
+
+  void wait() {
+    if (threads > 1) e.barrier.wait();
+  }
+
+  void embed();
+  void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows);
+  void quantise_rows(const float* x, size_t stride, const Weight& next, int rows);
+  void gemm(const Weight& w, int rows, const Output& out);
+  void rotate_and_store(const Layer& layer);  // queries to bf16, keys and values to their pages
+  void attend(const Layer& layer);
+  void merge_and_quantise(const Weight& o);  // pieces of each head in order, then divided
+  void gather_samples();
+
+ private:
+  void quantise(const float* x, const Weight& next, int row);
+  float* partial(int slot, int head);
+  void rotate(float* head, const float* norm, int position);
+  void store_key_value(const Layer& layer, const Request& request, int position, int head,
+                       const float* k, const float* v);
+  void run_piece(const Layer& layer, const Unit& unit, int piece, int kv_head);
+  KeyBlocks key_blocks(const Layer& layer, const int32_t* pages, int piece, int kv_head, int keys);
+};
+
+}  // namespace tokenloom

@@ -1,0 +1,174 @@
+"""A whole decoder stack in one native call per step: embedding, layers, final norm, head.
+
+Norms, rotary embedding, residuals and softmax run in float32; linear maps as in
+quantised_linear.py; keys and values are bf16 in pages. Attention is cut into pieces of 256 keys
+that are merged in order, so a token's logits are bitwise the same alone and in any batch, through
+a decode, a chunk or a whole prompt, and from cached pages. Requests that share pages read them
+once a step. Called by models/packed.py.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .cpu import native
+from .quantised_linear import PackedWeight
+
+Ints = NDArray[np.int32]
+_LANES = 16  # head_dim is padded to a multiple of it in the cache
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderShape:
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    cos_sin: torch.Tensor  # [positions, head_dim] float32: cosines, then sines
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderLayer:
+    qkv: PackedWeight
+    o: PackedWeight
+    gate_up: PackedWeight  # alternating blocks
+    down: PackedWeight
+    input_norm: torch.Tensor  # [hidden] float32
+    post_norm: torch.Tensor
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderWeights:
+    layers: Sequence[DecoderLayer]
+    embedding: PackedWeight  # may be the head itself
+    head: PackedWeight
+    final_norm: torch.Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderStep:
+    """Columns over requests, as in ForwardBatch; all int32."""
+
+    prefix_lens: Ints
+    extend_lens: Ints
+    rows: Ints
+    page_table: torch.Tensor  # [rows, pages] int32
+    input_ids: Ints  # [T]
+    samples: Ints  # [S] into T
+
+
+def cache_head_dim(head_dim: int) -> int:
+    """Width of a head in the KV cache."""
+    return -(-head_dim // _LANES) * _LANES
+
+
+def check_page_size(page_size: int) -> None:
+    """Raises ValueError: pages must fit the blocks of 16 tokens that attention works on."""
+    if not (page_size in (1, 2, 4, 8) or page_size % 16 == 0):
+        raise ValueError(
+            f"--page-size {page_size} is not supported by the int8 and int4 modes: "
+            "take 1, 2, 4, 8 or a multiple of 16"
+        )
+
+
+class Decoder:
+    """Holds pointers into weights and caches, and keeps both alive. Not for concurrent use.
+
+    Caches are bf16 [pages * page_size, kv_heads, cache_head_dim(head_dim)] per layer, contiguous;
+    their inner order is this module's own.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        caches: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        *,
+        page_size: int,
+        threads: int,
+        isa: int | None = None,
+    ) -> None:
+        check_page_size(page_size)
+        self._library = native.load()
+        self._shape = shape
+        self._keep_alive = (shape, weights, caches)
+        layers = (native.Layer * len(weights.layers))(
+            *(_layer(layer, k, v) for layer, k, v in zip(weights.layers, *caches, strict=True))
+        )
+        numbers = native.Shape(
+            shape.hidden,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.intermediate,
+            shape.vocab,
+            len(weights.layers),
+            page_size,
+            threads,
+            shape.eps,
+            shape.cos_sin.data_ptr(),
+        )
+        self._engine = self._library.tl_engine_new(
+            ctypes.byref(numbers),
+            layers,
+            ctypes.byref(weights.embedding.struct()),
+            ctypes.byref(weights.head.struct()),
+            weights.final_norm.data_ptr(),
+            self._library.tl_best_isa() if isa is None else isa,
+        )
+
+    @property
+    def instructions(self) -> str:
+        """Which instruction sets run, for the log."""
+        linear = self._library.tl_engine_linear(self._engine).decode()
+        return f"{linear}, {self._library.tl_engine_attention(self._engine).decode()}"
+
+    def forward(self, step: DecoderStep) -> torch.Tensor:
+        """Logits [S, vocab] float32."""
+        logits = torch.empty(len(step.samples), self._shape.vocab)
+        native_step = native.Step(
+            len(step.rows),
+            len(step.input_ids),
+            len(step.samples),
+            step.prefix_lens.ctypes.data,
+            step.extend_lens.ctypes.data,
+            step.rows.ctypes.data,
+            step.page_table.data_ptr(),
+            step.page_table.stride(0),
+            step.input_ids.ctypes.data,
+            step.samples.ctypes.data,
+            logits.data_ptr(),
+        )
+        self._library.tl_engine_forward(self._engine, ctypes.byref(native_step))
+        return logits
+
+    def __del__(self) -> None:
+        if engine := getattr(self, "_engine", None):
+            self._library.tl_engine_free(engine)
+
+
+def _layer(layer: DecoderLayer, k_cache: torch.Tensor, v_cache: torch.Tensor) -> native.Layer:
+    def pointer(tensor: torch.Tensor | None) -> int | None:
+        return None if tensor is None else tensor.data_ptr()
+
+    return native.Layer(
+        layer.qkv.struct(),
+        layer.o.struct(),
+        layer.gate_up.struct(),
+        layer.down.struct(),
+        layer.input_norm.data_ptr(),
+        layer.post_norm.data_ptr(),
+        pointer(layer.q_norm),
+        pointer(layer.k_norm),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+    )

@@ -1,0 +1,128 @@
+"""The Llama family with int8 or int4 weights on a CPU: one native call per step.
+
+Built by the loader from a filled LlamaForCausalLM, whose plain weights it uses up, and from a GGUF
+file's own blocks where the native formats hold them exactly. Called by the runner like any model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...kernels.decoder import (
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    DecoderStep,
+    DecoderWeights,
+)
+from ...kernels.quantised_linear import Kind, PackedWeight, Rows, pack
+from .config import ModelSpec
+from .forward_batch import ForwardBatch
+from .llama import LlamaForCausalLM, Slots
+
+ExactRows = Mapping[str, Rows]  # checkpoint name -> the file's own quantised rows
+
+
+class PackedLlama:
+    def __init__(
+        self, spec: ModelSpec, weights: DecoderWeights, cos_sin: torch.Tensor, threads: int
+    ) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._threads = threads
+        self._decoder: Decoder | None = None  # made when the caches are known, at the first step
+        self._shape = DecoderShape(
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate_size,
+            vocab=spec.vocab_size,
+            eps=spec.rms_norm_eps,
+            cos_sin=cos_sin,
+        )
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
+        if self._decoder is None:
+            self._decoder = Decoder(
+                self._shape,
+                self._weights,
+                (batch.k_cache, batch.v_cache),
+                page_size=batch.page_size,
+                threads=self._threads,
+            )
+        step = DecoderStep(
+            prefix_lens=np.array(batch.prefix_lens, dtype=np.int32),
+            extend_lens=np.array(batch.extend_lens, dtype=np.int32),
+            rows=np.array(batch.rows, dtype=np.int32),
+            page_table=batch.page_table,
+            input_ids=batch.input_ids.numpy().astype(np.int32),
+            samples=batch.logit_indices.numpy().astype(np.int32),
+        )
+        return self._decoder.forward(step)
+
+
+def pack_model(model: LlamaForCausalLM, kind: Kind, exact: ExactRows, threads: int) -> PackedLlama:
+    """Packs a filled model layer by layer, giving up its plain weights on the way."""
+    packer = _Packer(model.spec, model.weight_slots, kind, exact, threads)
+    cos_sin = model.cos_sin
+    layers = []
+    for index in range(model.spec.num_layers):
+        layers.append(packer.layer(f"model.layers.{index}"))
+        model.layers[index].drop_weights()
+    embedding = packer.linear("model", ["embed_tokens"])
+    head = embedding if model.spec.tied else packer.linear("", ["lm_head"])
+    weights = DecoderWeights(layers, embedding, head, packer.norm("model.norm"))
+    return PackedLlama(model.spec, weights, cos_sin, threads)
+
+
+@dataclass(slots=True)
+class _Packer:
+    spec: ModelSpec
+    slots: Slots
+    kind: Kind
+    exact: ExactRows
+    threads: int
+
+    def layer(self, prefix: str) -> DecoderLayer:
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        spec = self.spec
+        return DecoderLayer(
+            qkv=self.linear(attention, ["q_proj", "k_proj", "v_proj"], bias=spec.qkv_bias),
+            o=self.linear(attention, ["o_proj"], bias=spec.o_bias),
+            gate_up=self.linear(mlp, ["gate_proj", "up_proj"], bias=spec.mlp_bias, gated=True),
+            down=self.linear(mlp, ["down_proj"], bias=spec.mlp_bias),
+            input_norm=self.norm(f"{prefix}.input_layernorm"),
+            post_norm=self.norm(f"{prefix}.post_attention_layernorm"),
+            q_norm=self.norm(f"{attention}.q_norm") if spec.qk_norm else None,
+            k_norm=self.norm(f"{attention}.k_norm") if spec.qk_norm else None,
+        )
+
+    def linear(
+        self, prefix: str, parts: list[str], *, bias: bool = False, gated: bool = False
+    ) -> PackedWeight:
+        """One packed weight from parts below each other, or from gate and up in turns."""
+        names = [f"{prefix}.{part}".removeprefix(".") for part in parts]
+        rows = self._rows([f"{name}.weight" for name in names])
+        biases = [self.slots.pop(f"{name}.bias") for name in names] if bias else None
+        if not gated:
+            values = torch.cat([part.values for part in rows])
+            rows = [Rows(values, rows[0].k, rows[0].format)]
+            biases = None if biases is None else [torch.cat(biases)]
+        # A vocabulary in 4 bits costs more quality than it saves: float embeddings go to int8.
+        kind: Kind = "int8" if parts[0] in ("embed_tokens", "lm_head") else self.kind
+        return pack(rows, kind, alternate=gated, biases=biases, threads=self.threads)
+
+    def norm(self, name: str) -> torch.Tensor:
+        return self.slots.pop(f"{name}.weight").float().contiguous()
+
+    def _rows(self, names: list[str]) -> list[Rows]:
+        """The file's own blocks if all parts have them in one format, else the plain weights."""
+        plain = [self.slots.pop(name) for name in names]
+        exact = [self.exact[name] for name in names if name in self.exact]
+        if len(exact) == len(names) and len({rows.format for rows in exact}) == 1:
+            return exact
+        return [Rows(weight, weight.shape[1]) for weight in plain]

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from tokenloom.wire.config import ServerConfig
+from tokenloom.wire.config import ServerConfig, contradiction
 
 _GROUP_TITLES = {
     "model": "model",
@@ -25,7 +25,8 @@ _GROUP_TITLES = {
 
 def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
     """Flags to config. A bad flag prints one line that names it and its limit, and exits with 2."""
-    given = vars(build_parser(prog).parse_args(argv))
+    parser = build_parser(prog)
+    given = vars(parser.parse_args(argv))
     groups: dict[str, Any] = {}
     for field in msgspec.structs.fields(ServerConfig):
         prefix = f"{field.name}."
@@ -35,7 +36,10 @@ def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
             if dest.startswith(prefix)
         }
         groups[field.name] = msgspec.structs.replace(field.default, **values)
-    return ServerConfig(**groups)
+    config = ServerConfig(**groups)
+    if problem := contradiction(config.scheduling):
+        parser.error(problem)
+    return config
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:

@@ -187,3 +187,15 @@ class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     log_level: str
     links: Links
+
+
+def contradiction(scheduling: SchedulingConfig) -> str | None:
+    """Flags that are fine one by one but not together, with their values; None if all agree."""
+    page = scheduling.page_size
+    for flag, tokens in (
+        ("--chunked-prefill-size", scheduling.chunked_prefill_size or page),
+        ("--max-prefill-tokens", scheduling.max_prefill_tokens),
+    ):
+        if tokens < page:
+            return f"{flag} {tokens} is less than one page (--page-size {page})"
+    return None

@@ -7,7 +7,7 @@ Owns the waiting queue, the running requests and, through KVCache, all pages and
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...wire.config import SchedulingConfig
+from ...wire.config import SchedulingConfig, contradiction
 from ...wire.messages import (
     AbortReq,
     BatchTokenIDOut,
@@ -52,6 +52,8 @@ class Totals:
 
 class Scheduler:
     def __init__(self, settings: SchedulingConfig, limits: Limits, num_pages: int) -> None:
+        if problem := contradiction(settings):
+            raise ValueError(problem)
         self._settings = settings
         self._limits = limits
         self._kv = KVCache(

@@ -134,7 +134,9 @@ class Decoder:
 
     def forward(self, step: DecoderStep) -> torch.Tensor:
         """Logits [S, vocab] float32."""
-        logits = torch.empty(len(step.samples), self._shape.vocab)
+        # Rows whose distance is a power of two would share cache sets.
+        padded = self._shape.vocab + native.BLOCK
+        logits = torch.empty(len(step.samples), padded)[:, : self._shape.vocab]
         native_step = native.Step(
             len(step.rows),
             len(step.input_ids),
@@ -147,6 +149,7 @@ class Decoder:
             step.input_ids.ctypes.data,
             step.samples.ctypes.data,
             logits.data_ptr(),
+            padded,
         )
         self._library.tl_engine_forward(self._engine, ctypes.byref(native_step))
         return logits

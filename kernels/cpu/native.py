@@ -58,6 +58,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("prefix_lens", "extend_lens", "rows", "page_table")),
         ("page_table_stride", c_int64),
         *((name, c_void_p) for name in ("input_ids", "samples", "logits")),
+        ("logits_stride", c_int64),
     ]
 
 

@@ -1,5 +1,6 @@
 // Types and helpers that all instruction sets share. No torch, no Python: raw pointers and sizes.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -69,6 +70,20 @@ struct Share {
       : begin(int(int64_t(count) * tid / threads)),
         end(int(int64_t(count) * (tid + 1) / threads)) {}
   int size() const { return end - begin; }
+};
+
+// How a group of activations is rounded, from the bits of its largest magnitude; as bits, NaN is
+// above infinity and infinity above all numbers. A group with one of those has NaN for its scale,
+// so that its row comes out as NaN; one too small to divide by is zero.
+struct Rounding {
+  bool finite;
+  float scale, inverse;  // x ~ scale * q with q = round(x * inverse)
+  explicit Rounding(uint32_t top_bits) : finite(top_bits < 0x7f800000) {
+    float top;
+    std::memcpy(&top, &top_bits, 4);
+    scale = finite ? top / 127.0f : NAN;
+    inverse = finite && top > 1e-36f ? 127.0f / top : 0.0f;
+  }
 };
 
 }  // namespace

@@ -45,10 +45,9 @@ void layer_forward(Worker& w, const Layer& layer) {
   w.wait();
   w.norm_and_quantise(e.x.data(), layer.post_norm, layer.gate_up, tokens);
   w.wait();
-  const size_t inner = round_up(s.intermediate, kBlock);
-  w.gemm(layer.gate_up, tokens, {e.hidden.data(), inner, kSiluMul});
+  w.gemm(layer.gate_up, tokens, {e.hidden.data(), e.inner_stride, kSiluMul});
   w.wait();
-  w.quantise_rows(e.hidden.data(), inner, layer.down, tokens);
+  w.quantise_rows(e.hidden.data(), e.inner_stride, layer.down, tokens);
   w.wait();
   w.gemm(layer.down, tokens, {e.x.data(), size_t(s.hidden), kAdd});
   w.wait();
@@ -69,7 +68,7 @@ Engine::Engine(const Shape& s, const Layer* first, const Weight& embed, const We
                const float* norm)
     : shape(s), layers(first, first + s.num_layers), embedding(embed), head(out),
       final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable),
-      dim(round_up(s.head_dim, 16)) {}
+      dim(round_up(s.head_dim, 16)), inner_stride(round_up(s.intermediate, kBlock) + kBlock) {}
 
 void Engine::prepare(const Step& step) {
   requests.clear();
@@ -87,7 +86,7 @@ void Engine::prepare(const Step& step) {
   grow(x, tokens * shape.hidden);
   grow(sample_x, size_t(step.num_samples) * shape.hidden);
   grow(qkv, tokens * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
-  grow(hidden, tokens * round_up(shape.intermediate, kBlock));
+  grow(hidden, tokens * inner_stride);
   grow(attended, tokens * shape.heads * shape.head_dim);
   grow(queries, tokens * shape.heads * dim);
   grow(partial, size_t(plan.slots.back()) * shape.heads * (dim + 2));
@@ -111,7 +110,7 @@ void Engine::forward(const Step& step) {
     w.wait();
     w.norm_and_quantise(sample_x.data(), final_norm, head, step.num_samples);
     w.wait();
-    w.gemm(head, step.num_samples, {step.logits, size_t(shape.vocab), kStore});
+    w.gemm(head, step.num_samples, {step.logits, size_t(step.logits_stride), kStore});
   }
 }
 

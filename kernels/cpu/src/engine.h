@@ -34,7 +34,8 @@ struct Step {
   int64_t page_table_stride;
   const int32_t* input_ids;  // [num_tokens]
   const int32_t* samples;    // [num_samples]: the tokens whose logits are wanted
-  float* logits;             // [num_samples, vocab]
+  float* logits;             // [num_samples, logits_stride], vocab of which are written
+  int64_t logits_stride;
 };
 
 // Threads of a step meet here many times, microseconds apart: they spin, but give way to other
@@ -67,7 +68,8 @@ struct Engine {
   const LinearOps* linear;
   const AttentionOps* attention;
 
-  int dim;  // head_dim padded to 16
+  int dim;              // head_dim padded to 16
+  size_t inner_stride;  // of `hidden`; rows whose distance is a power of two share cache sets
   std::vector<Request> requests;
   Plan plan;
   Barrier barrier;

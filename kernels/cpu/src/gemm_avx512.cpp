@@ -11,7 +11,9 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kMaxRows = 6;  // rows of a tile
+constexpr int kMaxRows = 6;       // of a tile: 6 x 2 sums and totals fill the registers
+constexpr int kChunkRows = 36;
+constexpr int kGroupBlocks = 8;  // even, so that gate and up stay together
 
 struct Job {
   const Weight& w;
@@ -42,6 +44,7 @@ inline __m512 load_f16(const uint16_t* p) {
 template <int MR, int NT>
 inline void dot(const uint8_t* const w[NT], const int8_t* const a[MR], int steps,
                 __m512i acc[MR][NT]) {
+#pragma GCC unroll 4
   for (int i = 0; i < steps; ++i) {
     __m512i wv[NT];
     for (int t = 0; t < NT; ++t) wv[t] = load512(w[t] + 64 * i);
@@ -167,31 +170,46 @@ void tile(const Job& job, int r0, int b0) {
   finish<MR, NT, EPI>(job, r0, b0, y);
 }
 
-// All rows against NT blocks, in passes of nearly equal numbers of rows.
+// The weights that come next: fetched from memory while this panel is computed with.
+inline void prefetch(const Job& job, int block, Share lines) {
+  if (block >= blocks(job.w.n)) return;
+  const char* next = reinterpret_cast<const char*>(job.data(block));
+  for (int i = lines.begin; i < lines.end; ++i)
+    _mm_prefetch(next + size_t(i) * 64, _MM_HINT_T0);
+}
+
+// Rows [begin, end) against NT blocks, in passes of nearly equal numbers of rows.
 template <int NT, int KIND, int EPI>
-void panel(const Job& job, int rows, int b0) {
-  const int passes = (rows + kMaxRows - 1) / kMaxRows;
+void panel(const Job& job, int begin, int end, int b0) {
+  const int rows = end - begin, passes = (rows + kMaxRows - 1) / kMaxRows;
   for (int p = 0; p < passes; ++p) {
     const Share share(rows, p, passes);
+    const int r = begin + share.begin;
+    if (begin == 0 && passes > 1) prefetch(job, b0 + NT, Share(int(NT * job.bytes / 64), p, passes));
     switch (share.size()) {
-      case 1: tile<1, NT, KIND, EPI>(job, share.begin, b0); break;
-      case 2: tile<2, NT, KIND, EPI>(job, share.begin, b0); break;
-      case 3: tile<3, NT, KIND, EPI>(job, share.begin, b0); break;
-      case 4: tile<4, NT, KIND, EPI>(job, share.begin, b0); break;
-      case 5: tile<5, NT, KIND, EPI>(job, share.begin, b0); break;
-      case 6: tile<6, NT, KIND, EPI>(job, share.begin, b0); break;
+      case 1: tile<1, NT, KIND, EPI>(job, r, b0); break;
+      case 2: tile<2, NT, KIND, EPI>(job, r, b0); break;
+      case 3: tile<3, NT, KIND, EPI>(job, r, b0); break;
+      case 4: tile<4, NT, KIND, EPI>(job, r, b0); break;
+      case 5: tile<5, NT, KIND, EPI>(job, r, b0); break;
+      case 6: tile<6, NT, KIND, EPI>(job, r, b0); break;
     }
   }
 }
 
+// Some rows stay in the first-level cache while a few blocks, held by the second, pass over them.
 template <int KIND, int EPI>
 void columns(const Job& job, int rows, Share share) {
-  int b = share.begin;
-  if constexpr (KIND != kInt4)
-    for (; b + 4 <= share.end; b += 4) panel<4, KIND, EPI>(job, rows, b);
-  for (; b + 2 <= share.end; b += 2) panel<2, KIND, EPI>(job, rows, b);
-  if constexpr (EPI != kSiluMul)
-    for (; b < share.end; ++b) panel<1, KIND, EPI>(job, rows, b);
+  for (int group = share.begin; group < share.end; group += kGroupBlocks) {
+    const int last = share.end < group + kGroupBlocks ? share.end : group + kGroupBlocks;
+    for (int r = 0; r < rows; r += kChunkRows) {
+      const int end = rows < r + kChunkRows ? rows : r + kChunkRows;
+      int b = group;
+      for (; b + 2 <= last; b += 2) panel<2, KIND, EPI>(job, r, end, b);
+      if constexpr (EPI != kSiluMul)
+        if (b < last) panel<1, KIND, EPI>(job, r, end, b);
+    }
+  }
 }
 
 template <int KIND>
@@ -222,18 +240,21 @@ inline __m512 load_tail(const float* x, int left) {
 }
 
 void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   for (int i = 0; i < k_pad; i += kGroup) {
-    __m512 v[4], high = _mm512_setzero_ps();
+    __m512 v[4];
+    __m512i high = _mm512_setzero_si512();
     for (int j = 0; j < 4; ++j) {
       v[j] = load_tail(x + i + 16 * j, k - i - 16 * j);
-      high = _mm512_max_ps(high, _mm512_abs_ps(v[j]));
+      high = _mm512_max_epi32(high, _mm512_and_si512(_mm512_castps_si512(v[j]), magnitude));
     }
-    const float top = _mm512_reduce_max_ps(high);
-    const __m512 inverse = _mm512_set1_ps(top > 0 ? 127.0f / top : 0.0f);
-    scales[i / kGroup] = top / 127.0f;
+    const Rounding rounding(uint32_t(_mm512_reduce_max_epi32(high)));
+    const __mmask16 finite = rounding.finite ? 0xffff : 0;
+    const __m512 inverse = _mm512_set1_ps(rounding.inverse);
+    scales[i / kGroup] = rounding.scale;
     __m512i n[4];
     for (int j = 0; j < 4; ++j) {
-      n[j] = _mm512_cvtps_epi32(_mm512_mul_ps(v[j], inverse));
+      n[j] = _mm512_maskz_cvtps_epi32(finite, _mm512_mul_ps(v[j], inverse));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i + 16 * j), _mm512_cvtsepi32_epi8(n[j]));
     }
     sums[i / kSubgroup] = _mm512_reduce_add_epi32(_mm512_add_epi32(n[0], n[1]));

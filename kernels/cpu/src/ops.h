@@ -8,7 +8,7 @@ struct LinearOps {
   const char* name;
   // Thread `tid` of `threads` computes its share of the outputs of all rows.
   void (*gemm)(const Weight&, const Activations&, int rows, const Output&, int tid, int threads);
-  // One row: q = round(x * 127 / max|x|) in each group of 64, the scales, the sums.
+  // One row: q = round(x * 127 / max|x|) in each group of 64, the scales, the sums; see Rounding.
   void (*quantise_row)(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums);
   // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int k, float* y);

@@ -73,7 +73,7 @@ void pack_int4_row(const float* row, int k, int k_pad, int o, uint8_t* data, uin
       d = from_f16(to_f16(d));
       m = from_f16(to_f16(m));
       for (int i = 0; i < kSubgroup; ++i)
-        q[i] = d != 0 ? std::min(15, std::max(0, int(std::nearbyint((w[i] - m) / d)))) : 0;
+        q[i] = d != 0 ? int(std::min(15.0f, std::max(0.0f, std::nearbyint((w[i] - m) / d)))) : 0;
       if (round == 2) break;
       double n = kSubgroup, sq = 0, sqq = 0, sw = 0, sqw = 0;
       for (int i = 0; i < kSubgroup; ++i) sq += q[i], sqq += q[i] * q[i], sw += w[i], sqw += q[i] * w[i];

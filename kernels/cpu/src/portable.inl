@@ -81,13 +81,19 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
 void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
   for (int i = 0; i < k_pad; i += kGroup) {
     const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
-    float top = 0.0f;
-    for (int j = 0; j < count; ++j) top = std::fabs(x[i + j]) > top ? std::fabs(x[i + j]) : top;
-    const float inverse = top > 0 ? 127.0f / top : 0.0f;
-    scales[i / kGroup] = top / 127.0f;
+    uint32_t top = 0;
+    for (int j = 0; j < count; ++j) {
+      uint32_t bits;
+      std::memcpy(&bits, x + i + j, 4);
+      bits &= 0x7fffffff;
+      top = bits > top ? bits : top;
+    }
+    const Rounding rounding(top);
+    scales[i / kGroup] = rounding.scale;
     sums[i / kSubgroup] = sums[i / kSubgroup + 1] = 0;
     for (int j = 0; j < kGroup; ++j) {
-      const int n = j < count ? int(std::nearbyint(x[i + j] * inverse)) : 0;
+      const bool counts = rounding.finite && j < count;
+      const int n = counts ? int(std::nearbyint(x[i + j] * rounding.inverse)) : 0;
       q[i + j] = int8_t(n);
       sums[(i + j) / kSubgroup] += n;
     }

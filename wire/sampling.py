@@ -15,6 +15,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 GREEDY_BELOW = 1e-5  # a smaller temperature means greedy: dividing by it would overflow float32
 _INT64 = 1 << 63
+_INT32_MAX = (1 << 31) - 1
 
 
 class InvalidRequest(ValueError):
@@ -60,7 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 # field -> (lowest, highest); both ends allowed
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
-    "top_k": (-1, (1 << 31) - 1),
+    "top_k": (-1, _INT32_MAX),
     "min_p": (0.0, 1.0),
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
@@ -74,7 +75,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         value = getattr(params, field)
         if not low <= value <= high:  # NaN fails every comparison
             raise InvalidRequest(
-                field, f"{field} must be between {low:g} and {high:g}, got {value}"
+                field, f"{field} must be between {low:.10g} and {high:.10g}, got {value}"
             )
     if not 0.0 < params.top_p <= 1.0:
         raise InvalidRequest("top_p", f"top_p must be above 0 and at most 1, got {params.top_p}")
@@ -87,8 +88,11 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 
 def _check_lengths(params: SamplingParams) -> None:
     longest = params.max_new_tokens
-    if longest is not None and not 1 <= longest < 1 << 31:
-        raise InvalidRequest("max_new_tokens", f"max_new_tokens must be at least 1, got {longest}")
+    if longest is not None and not 1 <= longest <= _INT32_MAX:
+        raise InvalidRequest(
+            "max_new_tokens",
+            f"max_new_tokens must be at least 1 and at most {_INT32_MAX}, got {longest}",
+        )
     if params.min_new_tokens < 0:
         raise InvalidRequest(
             "min_new_tokens", f"min_new_tokens must be at least 0, got {params.min_new_tokens}"

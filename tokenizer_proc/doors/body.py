@@ -5,8 +5,9 @@ dozen); known ones that would change the answer and cannot be honoured are refus
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,7 +46,26 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except msgspec.DecodeError as error:
+        # What Python's own parser let through: values that JSON does not have.
+        for where, what in _not_json(json.loads(body), ""):
+            raise InvalidRequest(where, f"{where}: {what} is not valid JSON") from None
         raise InvalidRequest("body", f"the body is not valid JSON: {error}") from None
+
+
+def _not_json(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """The path and the kind of every NaN, infinity and lone surrogate in `value`."""
+    match value:
+        case float() if not math.isfinite(value):
+            yield _field(where), str(value)
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            yield _field(where), "a lone surrogate"
+        case list():
+            for index, item in enumerate(value):
+                yield from _not_json(item, f"{where}[{index}]")
+        case dict():
+            for key, item in value.items():
+                yield from _not_json(key, where)
+                yield from _not_json(item, f"{where}.{key}")
 
 
 def _named(message: str) -> InvalidRequest:
@@ -56,8 +76,13 @@ def _named(message: str) -> InvalidRequest:
     missing = _MISSING.search(text)
     if missing:
         param = f"{param}.{missing.group(1)}".lstrip(".")
-    param = param.removeprefix("sampling_params.") or "body"
+    param = _field(param)
     return InvalidRequest(param, f"{param}: {text}")
+
+
+def _field(path: str) -> str:
+    """A path in the body as complaints name it."""
+    return path.removeprefix(".").removeprefix("sampling_params.") or "body"
 
 
 def refuse_unsupported(fields: dict[str, Any], neutral: Neutral, why: str = "") -> None:

@@ -198,7 +198,7 @@ async def generate(front: Front, exchange: Exchange) -> None:
     prompt = request.input_ids if request.text is None else request.text
     batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
     with respelled({"input_ids": name, "prompt": name}):
-        prompts = prompts_of(prompt or [], name, front.encode_text)
+        prompts = prompts_of([] if prompt is None else prompt, name, front.encode_text)
         rids = _rids(request.rid, len(prompts), batch=batch)
         sampling = _sampling_of_each(request, len(prompts))
         streams = submit_all(front, prompts, sampling, DEFAULT_MAX_NEW_TOKENS)

@@ -1,0 +1,80 @@
+"""The judge of greedy answers: transformers over the same GGUF file, dequantised to float32.
+
+One forward pass over prompt and answer says for each position which id is the greedy one and by how
+much it wins. If every id of the answer is the winner at its place, the answer is what transformers
+itself would have generated, by induction over its length.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from e2e.prompts import Prompt
+from tokenizers import pre_tokenizers
+
+from tokenloom.model_files.resolve import resolve_model
+
+# Float32 sums in another order differ by about 1e-5 on these logits. Only ids whose logits are
+# closer together than this may stand for each other, and the test says where they did.
+NEAR_TIE = 1e-4
+END = 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves the greedy path, and how far its id is behind the winner."""
+
+    place: int
+    id: int
+    winner: int
+    margin: float
+
+
+class Oracle:
+    def __init__(self) -> None:
+        path = Path(resolve_model(None, None))
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name
+        )
+        # transformers reads GPT-2's way of splitting; this vocabulary takes digits one by one.
+        self._tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        if not prompt.chat:
+            return self.encode_text(prompt.text)
+        text = self._tokenizer.apply_chat_template(
+            prompt.messages, tokenize=False, add_generation_prompt=True
+        )
+        return self.encode_text(text)
+
+    def differences(self, prompt: list[int], answer: tuple[int, ...]) -> list[Difference]:
+        """Remembered: configurations that give the same answer cost one pass together."""
+        key = (tuple(prompt), answer)
+        if key not in self._judged:
+            self._judged[key] = self._judge(prompt, answer)
+        return self._judged[key]
+
+    def _judge(self, prompt: list[int], answer: tuple[int, ...]) -> list[Difference]:
+        ids = torch.tensor([[*prompt, *answer[:-1]]])
+        with torch.no_grad():
+            logits = self._model(ids, logits_to_keep=len(answer)).logits[0]
+        winners = logits.argmax(-1).tolist()
+        return [
+            Difference(place, given, winner, float(logits[place, winner] - logits[place, given]))
+            for place, (given, winner) in enumerate(zip(answer, winners, strict=True))
+            if given != winner
+        ]

@@ -1,0 +1,98 @@
+"""Sixty-four streams at once over a pool too small for them: answers as alone, and nothing lost."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from e2e.oracle import NEAR_TIE, Oracle
+from e2e.prompts import TIMEOUTS
+from support.server import PATIENCE_S, Server, running_server, wait_for
+
+from tokenloom.client import AsyncClient
+
+pytestmark = pytest.mark.slow
+
+POOL = 640
+# Growth is hardly reserved for, so that requests must be taken back.
+FLAGS = ("--kv-tokens", str(POOL), "--schedule-conservativeness", "0.05", "--page-size", "8")
+LENGTHS = (3, 5, 8, 12, 20, 40)
+IDLE_CHECK_S = 1.3  # the scheduler audits its books after a second without messages
+
+
+@dataclass(frozen=True)
+class Asked:
+    ids: list[int]
+    sampling: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling["temperature"] == 0.0
+
+
+def sixty_four(oracle: Oracle) -> list[Asked]:
+    """A shared opening, endings of 1 to 40 tokens, answers of 3 to 40; every fourth is sampled."""
+    opening = oracle.encode_text("The harbour master wrote down every ship that came in. " * 6)
+    ending = oracle.encode_text("Among them were a schooner with red sails, " * 5)
+    asked = []
+    for i in range(64):
+        sampled = {"temperature": 0.9, "seed": i, "top_p": 0.95}
+        sampling: dict[str, object] = sampled if i % 4 == 3 else {"temperature": 0.0}
+        sampling |= {"max_new_tokens": LENGTHS[i % len(LENGTHS)], "ignore_eos": True}
+        asked.append(Asked([*opening, 500 + i, *ending[: i * 7 % 40]], sampling))
+    return asked
+
+
+async def stream_all(server: Server, asked: list[Asked]) -> list[list[int]]:
+    """Ids by streams of both doors, half of them each."""
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http,
+        AsyncClient(server.door, timeout=TIMEOUTS) as socket,
+    ):
+        ways = [
+            _by_http(http, one) if i % 2 else _by_socket(socket, one) for i, one in enumerate(asked)
+        ]
+        return await asyncio.gather(*ways)
+
+
+async def _by_http(http: httpx.AsyncClient, asked: Asked) -> list[int]:
+    body = {"input_ids": asked.ids, "sampling_params": asked.sampling, "stream": True}
+    async with http.stream("POST", "/generate", json=body) as answer:
+        assert answer.status_code == 200
+        lines = [line async for line in answer.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    last: dict[str, list[int]] = json.loads(lines[-2].removeprefix("data: "))
+    return last["output_ids"]
+
+
+async def _by_socket(socket: AsyncClient, asked: Asked) -> list[int]:
+    answer = socket.generate(input_ids=asked.ids, **asked.sampling)  # type: ignore[arg-type]
+    async for _ in answer:
+        pass
+    return answer.token_ids
+
+
+def test_each_answer_is_the_same_as_alone(server: Server, oracle: Oracle) -> None:
+    asked = sixty_four(oracle)
+    with running_server("--dtype", "float32", *FLAGS) as small:
+        together = asyncio.run(stream_all(small, asked))
+        stats = small.wait_until_idle()
+        computed = stats["prompt_tokens_total"] - stats["cached_tokens_total"]
+        assert computed + stats["generated_tokens_total"] > 2 * POOL, "pages were used again"
+        assert stats["retractions_total"] > 0
+        assert stats["free_tokens"] + stats["evictable_tokens"] == POOL
+
+        def audited() -> bool:  # which also resets the ratio
+            return small.stats()["new_token_ratio"] != stats["new_token_ratio"]
+
+        wait_for(audited, every=IDLE_CHECK_S)
+        assert small.stats()["violations_total"] == 0
+    for one, got in zip(asked, together, strict=True):
+        alone = server.generate(one.ids, **one.sampling)["output_ids"]
+        assert len(got) == one.sampling["max_new_tokens"]
+        if got != alone:
+            assert one.greedy, "a seeded answer changed in the crowd"
+            differences = oracle.differences(one.ids, tuple(got))
+            assert max(difference.margin for difference in differences) < NEAR_TIE
+            print(f"near tie: {differences}")

@@ -1,0 +1,263 @@
+"""A whole server for the tests: `python -m tokenloom serve` as a user starts it, and its remains.
+
+Each server has a home of its own: its working directory, by which its processes are found, and its
+TMPDIR, in which all sockets lie. Leaving `running_server` stops it and checks that nothing stays.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+
+CHILDREN = {"tokenizer", "scheduler", "detokenizer"}
+# The machine may be busy with other work: a deadline only tells a hang from slowness.
+PATIENCE_S = 300.0
+GONE_S = 5.0  # within which nothing of a server may live any more
+_SERVING = "tokenloom is serving "
+
+
+def wait_for(
+    condition: Callable[[], Any], seconds: float = PATIENCE_S, *, every: float = 0.01
+) -> Any:  # noqa: ANN401
+    """Poll until the condition is true and give its value; fails at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true within {seconds} s"
+        time.sleep(every)
+    return value
+
+
+class Server:
+    """One launcher with its children. `home` may be shared by servers that follow each other."""
+
+    def __init__(self, home: Path, *flags: str) -> None:
+        self.home = home
+        self.url = ""
+        self._cwd = Path(tempfile.mkdtemp(prefix="cwd", dir=home))
+        self._stderr = self._cwd / "log"
+        kept = {key: os.environ[key] for key in os.environ if key != "XDG_RUNTIME_DIR"}
+        with self._stderr.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tokenloom", "serve", *_flags(flags)],
+                cwd=self._cwd,
+                env=kept | {"TMPDIR": str(home)},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # a process group, as a terminal would make
+            )
+
+    def wait_until_serving(self) -> Self:
+        """Read the one line of standard output; the launcher's own deadline bounds the wait."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(_SERVING), f"no server came up:\n{self.log}"
+        self.url = line.partition(" at ")[2].split()[0]
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def door(self) -> str:
+        """The address of the socket door."""
+        return f"ipc://{self.home}/tokenloom-{os.geteuid()}/port-{self.port}.sock"
+
+    @property
+    def log(self) -> str:
+        return self._stderr.read_text()
+
+    # -- what it says
+
+    def info(self) -> dict[str, Any]:
+        return httpx.get(f"{self.url}/get_server_info", timeout=PATIENCE_S).json()
+
+    def stats(self) -> dict[str, Any]:
+        """The scheduler's numbers; asks again while it is too busy to answer in time."""
+        return wait_for(lambda: self.info()["scheduler"])
+
+    def post(self, route: str, **body: object) -> Any:  # noqa: ANN401
+        """The JSON of an answer that must be a 200."""
+        answer = httpx.post(f"{self.url}{route}", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def generate(self, prompt: str | list[int], **sampling: object) -> Any:  # noqa: ANN401
+        """/generate, greedy unless told."""
+        name = "text" if isinstance(prompt, str) else "input_ids"
+        return self.post(
+            "/generate", **{name: prompt, "sampling_params": {"temperature": 0.0, **sampling}}
+        )
+
+    def stream(self, prompt: str | list[int], **sampling: object) -> "Stream":
+        return Stream(self.url, prompt, {"temperature": 0.0, **sampling})
+
+    def wait_until_idle(self) -> dict[str, Any]:
+        """Nothing runs or waits, no page is held, every row is free; gives the numbers."""
+
+        def idle() -> dict[str, Any] | None:
+            info = self.info()
+            stats = info["scheduler"]
+            if info["front"]["requests_in_flight"] or not stats:
+                return None
+            return None if stats["running"] or stats["waiting"] else stats
+
+        stats: dict[str, Any] = wait_for(idle)
+        assert stats["used_tokens"] == 0
+        assert stats["free_rows"] == self.info()["max_running_requests"]
+        assert stats["violations_total"] == 0
+        return stats
+
+    # -- its processes
+
+    def alive(self) -> dict[str, psutil.Process]:
+        """Whatever lives of it, the launcher too, by name; orphans are found as well."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if process.cwd() == str(self._cwd) and (command := process.cmdline()):
+                    found[_name(command)] = process
+            except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone, a zombie, or not ours
+                continue
+        return found
+
+    def child(self, name: str) -> psutil.Process:
+        """The process with that name, waiting until it is there."""
+        process: psutil.Process = wait_for(lambda: self.alive().get(name))
+        return process
+
+    def run_dirs(self) -> list[Path]:
+        return list(self.home.glob("tokenloom-run-*"))
+
+    # -- its end
+
+    def stop(self, signum: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        return self.end()
+
+    def end(self, seconds: float = PATIENCE_S) -> int:
+        """Wait for the launcher's end: its exit status."""
+        return self.process.wait(seconds)
+
+    def assert_nothing_lives(self) -> None:
+        wait_for(lambda: not self.alive(), GONE_S)
+
+    def clear(self) -> None:
+        """End what still lives; shows the log, which pytest prints of a test that failed."""
+        self.process.kill()
+        for process in self.alive().values():
+            process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        print(f"log of the server at {self.url or 'no address'}:\n{self.log}")
+
+
+class Stream:
+    """A client of /generate that reads its events one by one and may leave at any time."""
+
+    def __init__(self, url: str, prompt: str | list[int], sampling: dict[str, object]) -> None:
+        name = "text" if isinstance(prompt, str) else "input_ids"
+        self._client = httpx.Client(timeout=PATIENCE_S)
+        request = self._client.build_request(
+            "POST",
+            f"{url}/generate",
+            json={name: prompt, "sampling_params": sampling, "stream": True},
+        )
+        self._answer = self._client.send(request, stream=True)
+        assert self._answer.status_code == 200, self._answer.read()
+        self._lines = self._answer.iter_lines()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def event(self) -> dict[str, Any] | None:
+        """The next one; None after the last."""
+        for line in self._lines:
+            if line == "data: [DONE]":
+                return None
+            if line.startswith("data: "):
+                parsed: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                return parsed
+        raise AssertionError("the stream ended without its last event")
+
+    def last(self) -> dict[str, Any]:
+        """Read to the end; events of /generate repeat all that came before."""
+        event: dict[str, Any] = {}
+        while (following := self.event()) is not None:
+            event = following
+        return event
+
+    def leave(self) -> None:
+        self._answer.close()
+        self._client.close()
+
+
+@contextmanager
+def server_home() -> Iterator[Path]:
+    """A short path, for the platform limits those of sockets."""
+    path = Path(tempfile.mkdtemp(prefix="tl"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def started_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
+    """A server that may not serve yet and may end as the block likes; nothing of it stays."""
+    if home is None:
+        with server_home() as own, started_server(*flags, home=own) as server:
+            yield server
+        return
+    server = Server(home, *flags)
+    try:
+        yield server
+    finally:
+        server.clear()
+
+
+@contextmanager
+def running_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
+    """A server that serves; stopped at the end of the block unless the block did it."""
+    with started_server(*flags, home=home) as server:
+        yield server.wait_until_serving()
+        if server.process.poll() is None:
+            assert server.stop() == 0
+        server.assert_nothing_lives()
+        assert not server.run_dirs()
+        assert "Traceback" not in server.log
+
+
+def _flags(flags: tuple[str, ...]) -> list[str]:
+    defaults = {"--port": "0", "--start-timeout": str(PATIENCE_S)}
+    given = [
+        word for name, value in defaults.items() if name not in flags for word in (name, value)
+    ]
+    return [*given, *flags]
+
+
+def _name(command: list[str]) -> str:
+    """From the title that a child gives itself, or from its arguments before that."""
+    title = command[0].partition("::")[2]
+    if title:
+        return title
+    module = command[command.index("-m") + 1] if "-m" in command else ""
+    if module == "tokenloom":
+        return "launcher"
+    return module.removeprefix("tokenloom.").removesuffix("_proc") or " ".join(command)

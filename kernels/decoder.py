@@ -154,6 +154,12 @@ class Decoder:
         self._library.tl_engine_forward(self._engine, ctypes.byref(native_step))
         return logits
 
+    def profile(self) -> dict[str, float]:
+        """Seconds by phase since the last call; the first call starts the counting."""
+        seconds = np.zeros(len(native.PHASES))
+        self._library.tl_engine_profile(self._engine, seconds.ctypes.data)
+        return dict(zip(native.PHASES, seconds.tolist(), strict=True))
+
     def __del__(self) -> None:
         if engine := getattr(self, "_engine", None):
             self._library.tl_engine_free(engine)

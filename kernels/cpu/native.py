@@ -16,7 +16,19 @@ FLOAT_TO_INT8, FLOAT_TO_INT4, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q8_0 = range(5)  # RowF
 STORE, ADD, SILU_MUL = 0, 1, 2  # Epilogue
 BLOCK = 16  # outputs in a packed block
 GROUP = 64  # inputs that share a scale of activations
-ISA_NAMES = ("portable", "avx2", "avx512")
+PHASES = (  # of a step, in the order of the library's counters
+    "embed",
+    "norm",
+    "qkv",
+    "rotate",
+    "attend",
+    "merge",
+    "o",
+    "gate_up",
+    "quantise",
+    "down",
+    "head",
+)
 
 
 class NativeMissing(RuntimeError):
@@ -107,6 +119,7 @@ def _declare(library: ctypes.CDLL) -> None:
     ]
     library.tl_engine_new.restype = c_void_p
     library.tl_engine_free.argtypes = [c_void_p]
+    library.tl_engine_profile.argtypes = [c_void_p, c_void_p]
     library.tl_engine_forward.argtypes = [c_void_p, POINTER(Step)]
     for name in (library.tl_engine_linear, library.tl_engine_attention):
         name.argtypes = [c_void_p]

@@ -30,7 +30,7 @@ class PackedLlama:
         self, spec: ModelSpec, weights: DecoderWeights, cos_sin: torch.Tensor, threads: int
     ) -> None:
         self.spec = spec
-        self._weights = weights
+        self.weights = weights
         self._threads = threads
         self._decoder: Decoder | None = None  # made when the caches are known, at the first step
         self._shape = DecoderShape(
@@ -44,12 +44,20 @@ class PackedLlama:
             cos_sin=cos_sin,
         )
 
+    def reset(self) -> None:
+        """Forget the caches of earlier steps: the next step brings others."""
+        self._decoder = None
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by phase since the last call, which starts the counting; after a first step."""
+        return {} if self._decoder is None else self._decoder.profile()
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
         if self._decoder is None:
             self._decoder = Decoder(
                 self._shape,
-                self._weights,
+                self.weights,
                 (batch.k_cache, batch.v_cache),
                 page_size=batch.page_size,
                 threads=self._threads,

@@ -200,9 +200,9 @@ def test_rubbish_beyond_a_request_is_never_read(
     checkpoint(transformers.LlamaConfig, **(LONG | {"hidden_size": 64}))  # no padding in a head
     model = load_packed()
     clean, dirty = PackedPool(model), PackedPool(model)
-    model._decoder = None
+    model.reset()
     expected = clean.run({"a": tokens(37)})
-    model._decoder = None
+    model.reset()
     for cache in dirty.k + dirty.v:
         cache.fill_(torch.nan)
     assert torch.equal(dirty.run({"a": tokens(37)}), expected)

@@ -53,6 +53,16 @@ TL_EXPORT Engine* tl_engine_new(const Shape* shape, const Layer* layers, const W
 TL_EXPORT void tl_engine_free(Engine* engine) { delete engine; }
 TL_EXPORT const char* tl_engine_linear(const Engine* engine) { return engine->linear->name; }
 TL_EXPORT const char* tl_engine_attention(const Engine* engine) { return engine->attention->name; }
+
+// Start counting seconds by phase, or read what was counted since; kPhases of them.
+TL_EXPORT void tl_engine_profile(Engine* engine, double* seconds) {
+  for (int i = 0; i < kPhases; ++i) {
+    if (seconds) seconds[i] = engine->seconds[i];
+    engine->seconds[i] = 0.0;
+  }
+  engine->profiling = true;
+}
+
 TL_EXPORT void tl_engine_forward(Engine* engine, const Step* step) { engine->forward(*step); }
 
 // One product, for tests and benchmarks: rows [rows, k] of floats against `w`.

@@ -31,26 +31,26 @@ void layer_forward(Worker& w, const Layer& layer) {
   const Shape& s = e.shape;
   const int tokens = w.step.num_tokens;
   w.norm_and_quantise(e.x.data(), layer.input_norm, layer.qkv, tokens);
-  w.wait();
+  w.done(kNorm);
   w.gemm(layer.qkv, tokens, {e.qkv.data(), size_t(layer.qkv.n), kStore});
-  w.wait();
+  w.done(kQkv);
   if (w.tid == 0) e.next_task.store(0, std::memory_order_relaxed);
   w.rotate_and_store(layer);
-  w.wait();
+  w.done(kRotate);
   w.attend(layer);
-  w.wait();
+  w.done(kAttend);
   w.merge_and_quantise(layer.o);
-  w.wait();
+  w.done(kMerge);
   w.gemm(layer.o, tokens, {e.x.data(), size_t(s.hidden), kAdd});
-  w.wait();
+  w.done(kO);
   w.norm_and_quantise(e.x.data(), layer.post_norm, layer.gate_up, tokens);
-  w.wait();
+  w.done(kNorm);
   w.gemm(layer.gate_up, tokens, {e.hidden.data(), e.inner_stride, kSiluMul});
-  w.wait();
+  w.done(kGateUp);
   w.quantise_rows(e.hidden.data(), e.inner_stride, layer.down, tokens);
-  w.wait();
+  w.done(kQuantise);
   w.gemm(layer.down, tokens, {e.x.data(), size_t(s.hidden), kAdd});
-  w.wait();
+  w.done(kDown);
 }
 
 }  // namespace
@@ -102,15 +102,17 @@ void Engine::forward(const Step& step) {
     const int threads = omp_get_num_threads();
     if (omp_get_thread_num() == 0) barrier.reset(threads);
 #pragma omp barrier
-    Worker w{*this, step, omp_get_thread_num(), threads};
+    Worker w{*this, step, omp_get_thread_num(), threads, 0.0};
+    w.done(kEmbed);
     w.embed();
-    w.wait();
+    w.done(kEmbed);
     for (const Layer& layer : layers) layer_forward(w, layer);
     w.gather_samples();
-    w.wait();
+    w.done(kHead);
     w.norm_and_quantise(sample_x.data(), final_norm, head, step.num_samples);
-    w.wait();
+    w.done(kHead);
     w.gemm(head, step.num_samples, {step.logits, size_t(step.logits_stride), kStore});
+    w.done(kHead);
   }
 }
 

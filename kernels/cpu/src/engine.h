@@ -38,6 +38,10 @@ struct Step {
   int64_t logits_stride;
 };
 
+// What a step's time goes to, for the roofline; see Worker::done.
+enum Phase : int32_t { kEmbed, kNorm, kQkv, kRotate, kAttend, kMerge, kO, kGateUp, kQuantise, kDown,
+                       kHead, kPhases };
+
 // Threads of a step meet here many times, microseconds apart: they spin, but give way to other
 // processes when it takes long.
 class Barrier {
@@ -73,6 +77,8 @@ struct Engine {
   std::vector<Request> requests;
   Plan plan;
   Barrier barrier;
+  bool profiling = false;
+  double seconds[kPhases] = {};
   std::atomic<int> next_task{0};
 
   // Scratch, grown as steps need it: [tokens, ...] each.

@@ -1,5 +1,5 @@
 // What one thread does while a step runs. Every method is called by all threads and works on this
-// thread's share; `wait` stands between a method and those that read its results.
+// thread's share; `done` stands between a method and those that read its results.
 #pragma once
 #include "engine.h"
 
@@ -9,10 +9,10 @@ struct Worker {
   Engine& e;
   const Step& step;
   int tid, threads;
+  double since = 0.0;
 
-  void wait() {
-    if (threads > 1) e.barrier.wait();
-  }
+  // All threads have done their share of `phase`.
+  void done(Phase phase);
 
   void embed();
   void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows);

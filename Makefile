@@ -1,15 +1,21 @@
-# make run     install and serve the embedded model; flags go in ARGS="--port 8000"
-# make test    install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
-# make lint    ruff, format check, mypy
+# make run       install and serve the embedded model; flags go in ARGS="--port 8000"
+# make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
+# make lint      ruff, format check, mypy
+# make sanitize  test a build of the native CPU library with AddressSanitizer and
+#                UndefinedBehaviorSanitizer; needs GCC
 #
-# Needs python3 (3.11 or later) and a C compiler. Everything is installed into .venv by plain pip, so
+# Needs python3 (3.11 or later) and a C++ compiler. Everything is installed into .venv by plain pip, so
 # your own pip configuration decides where packages, and which build of torch, come from.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint format clean
+SANITIZED := build/sanitize
+SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/models/test_packed.py
+
+.PHONY: run test lint format sanitize clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -25,6 +31,22 @@ lint: .venv/installed-for-tests .typing/tokenloom
 format: .venv/installed-for-tests
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Python is not instrumented, so the runtime comes first by LD_PRELOAD, and libstdc++ with it, which
+# the runtime looks for at its start. Python keeps memory until its end: leaks are not looked for.
+# Reports go to file descriptor 2, which pytest must not capture: the process dies with them.
+sanitize: $(SANITIZED)/_native.so .venv/installed-for-tests
+	OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	$(BIN)/python -m pytest --capture=sys -m "not slow" --native-library $< $(NATIVE_TESTS) $(ARGS)
+
+$(SANITIZED)/_native.so: $(patsubst kernels/cpu/src/%.cpp,$(SANITIZED)/%.o,$(wildcard kernels/cpu/src/*.cpp))
+	$(CXX) -shared -fopenmp $(SANITIZERS) $^ -o $@
+
+$(SANITIZED)/%.o: kernels/cpu/src/%.cpp $(wildcard kernels/cpu/src/*.h kernels/cpu/src/*.inl) Makefile
+	mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -g -fPIC -fopenmp -fvisibility=hidden -fno-omit-frame-pointer \
+	$(SANITIZERS) -D_GLIBCXX_SANITIZE_VECTOR -c $< -o $@
 
 clean:
 	rm -rf .venv .typing build *.egg-info

@@ -78,6 +78,14 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill_size: Annotated[
         int, Meta(ge=0, description="longest prompt piece computed in one step; 0: never cut")
     ] = 512
+    mixed_chunk_size: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="token budget of a step that also decodes, where prompts may be cut: bounds "
+            "how long running answers wait for prompts; 0: no bound of its own",
+        ),
+    ] = 64
     page_size: Annotated[
         int,
         Meta(
@@ -194,6 +202,7 @@ def contradiction(scheduling: SchedulingConfig) -> str | None:
     page = scheduling.page_size
     for flag, tokens in (
         ("--chunked-prefill-size", scheduling.chunked_prefill_size or page),
+        ("--mixed-chunk-size", scheduling.mixed_chunk_size or page),
         ("--max-prefill-tokens", scheduling.max_prefill_tokens),
     ):
         if tokens < page:

@@ -210,6 +210,8 @@ class Scheduler:
         budget = settings.max_prefill_tokens
         if settings.chunked_prefill_size:
             budget = min(budget, settings.chunked_prefill_size)
+            if num_decodes and settings.mixed_chunk_size:
+                budget = min(budget, settings.mixed_chunk_size)
         return max(settings.page_size, budget - num_decodes)
 
     def _admit(self, req: Req) -> None:

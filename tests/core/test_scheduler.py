@@ -320,3 +320,22 @@ def test_the_token_budget_counts_decodes() -> None:
     assert sum(batch.extend_lens) <= 32
     bench.scheduler.process_batch_result(bench.runner.run(batch))
     bench.run()
+
+
+def test_a_step_that_decodes_computes_less_of_a_prompt() -> None:
+    """Running answers wait for a small piece at most; without them the whole chunk is taken."""
+    bench = Bench(pool_tokens=2048, chunk=64, mixed_chunk=16)
+    bench.submit(prompt(4), 60, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(100, 2), 4)
+    batch = bench.scheduler.get_next_batch_to_run()
+    assert batch is not None
+    assert sum(batch.extend_lens) <= 16
+    bench.scheduler.process_batch_result(bench.runner.run(batch))
+    bench.abort(1)
+    batch = bench.scheduler.get_next_batch_to_run()
+    assert batch is not None
+    assert sum(batch.extend_lens) == 64
+    bench.scheduler.process_batch_result(bench.runner.run(batch))
+    bench.run()
+    bench.assert_right(2)

@@ -20,6 +20,7 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4, 16]),
         pool=st.sampled_from([64, 128, 256, 512]),
         chunk=st.sampled_from([0, 16, 32]),
+        mixed_chunk=st.sampled_from([0, 16]),
         max_running=st.integers(1, 6),
         reuse=st.booleans(),
         ratio=st.sampled_from([0.01, 1.0]),

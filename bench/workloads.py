@@ -58,7 +58,7 @@ Workload = tuple[Stream, ...]  # at the same time
 class Source:
     """Where the tokens of prompts come from."""
 
-    seed: int
+    seed: int | str
     alphabet: Sequence[int] = DEFAULT_ALPHABET
 
     def rng(self, purpose: str) -> random.Random:

@@ -57,7 +57,7 @@ EXTERNAL: dict[str, set[str]] = {
     "torch": {"scheduler_proc.runner", "scheduler_proc.models", "kernels"},
     "triton": {"kernels"},
     "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
-    "safetensors": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "bench"},
+    "safetensors": {"model_files", "scheduler_proc.runner", "scheduler_proc.models"},
     "gguf": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "bench"},
     "tqdm": {"scheduler_proc.runner", "scheduler_proc.models", "bench"},
     "psutil": {"scheduler_proc", "scheduler_proc.runner", "bench"},

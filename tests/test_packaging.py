@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -53,7 +54,12 @@ def test_wheel_installs_nothing_outside_the_package(tmp_path: Path) -> None:
         names = set(archive.namelist())
     assert {name.split("/")[0] for name in names} == {"tokenloom", "tokenloom-0.1.0.dist-info"}
     assert {"tokenloom/py.typed", "tokenloom/launch.py", "tokenloom/wire/messages.py"} <= names
+    assert {"tokenloom/bench/data/quality.txt", "tokenloom/bench/data/README.md"} <= names
     assert not [name for name in names if name.startswith(("tokenloom/tests", "tokenloom/docs"))]
+    # The native library is there and is the one thing that is neither Python nor data.
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    compiled = {name for name in names if name.endswith((".so", ".o", ".cpp", ".h", ".inl"))}
+    assert compiled == {f"tokenloom/kernels/cpu/_native{suffix}"}
 
 
 def test_every_requirement_has_a_pin_that_satisfies_it() -> None:

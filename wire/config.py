@@ -82,8 +82,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="token budget of a step that also decodes, where prompts may be cut: bounds "
-            "how long running answers wait for prompts; 0: no bound of its own",
+            description="token budget of a step that also decodes, where prompts may be cut: "
+            "bounds how long running answers wait; 0: no bound of its own",
         ),
     ] = 64
     page_size: Annotated[

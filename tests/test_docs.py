@@ -1,0 +1,209 @@
+"""The documentation against the code: flags, routes, fields, limits, commands, links and paths.
+
+Only what a page states outright is compared; prose is for readers to judge.
+"""
+
+import argparse
+import importlib
+import re
+import shlex
+
+import msgspec
+import pytest
+from support.source_tree import ROOT
+
+from tokenloom.cli import USAGE
+from tokenloom.flags import build_parser
+from tokenloom.tokenizer_proc.doors import http, limits, native, openai_wire
+from tokenloom.wire import messages, sampling
+
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("api", "architecture", "flags")),
+]
+ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/[\w/{}]*)")
+UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> set[str]:
+    """What stands in backticks outside code blocks."""
+    return set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)))
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table line."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def serve_flags() -> dict[str, argparse.Action]:
+    actions = build_parser("tokenloom serve")._actions
+    return {name: one for one in actions for name in one.option_strings if one.dest != "help"}
+
+
+def test_every_flag_is_described_and_no_other() -> None:
+    assert set(re.findall(r"--[a-z][a-z-]*", page("docs/flags.md"))) == set(serve_flags())
+
+
+def test_a_flag_stands_with_its_other_spellings_and_its_default() -> None:
+    flags = serve_flags()
+    described = [cells for cells in rows(page("docs/flags.md")) if cells[0].startswith("`--")]
+    for names, _, default, _ in described:
+        spelt = re.findall(r"`(--[a-z-]+)`", names)
+        action = flags[spelt[0]]
+        assert spelt == list(action.option_strings)
+        stated = re.search(r"\(default: (.*)\)$", action.help or "")
+        assert stated is None or stated[1] == default.strip("`"), spelt[0]
+    assert len(described) == len({action.dest for action in flags.values()})
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    served = {
+        (method, path.replace(":path", ""))
+        for path, methods, _ in http._ROUTES
+        for method in methods
+    }
+    headings = "\n".join(line for line in page("docs/api.md").splitlines() if line[:3] == "## ")
+    assert set(ROUTE.findall(headings)) == served
+
+
+def test_every_field_of_a_request_is_named() -> None:
+    taken: set[str] = set()
+    for struct in (
+        openai_wire.ChatRequest,
+        openai_wire.CompletionRequest,
+        openai_wire.StreamOptions,
+        openai_wire.Message,
+        native.GenerateRequest,
+        native.NativeSampling,
+        sampling.SamplingParams,
+    ):
+        taken.update(struct.__struct_fields__)
+    for refused in (
+        openai_wire.CHAT_UNSUPPORTED,
+        openai_wire.COMPLETION_UNSUPPORTED,
+        native._UNSUPPORTED,
+        native._SAMPLING_UNSUPPORTED,
+    ):
+        taken.update(refused)
+    text = page("docs/api.md")
+    assert not [name for name in sorted(taken) if not re.search(rf"\b{name}\b", text)]
+
+
+def test_every_message_of_the_socket_is_described() -> None:
+    described = {cells[0]: cells[1] for cells in rows(page("docs/api.md")) if len(cells) == 2}
+    for struct in (
+        *(messages.Generate, messages.Abort, messages.Ping),
+        *(messages.Delta, messages.Done, messages.Failed, messages.Pong),
+    ):
+        fields = described[f"`{struct.__struct_config__.tag}`"]
+        assert set(struct.__struct_fields__) <= spans(fields), struct
+
+
+def test_the_limits_have_the_values_that_the_page_states() -> None:
+    stated = {}
+    for cells in rows(page("docs/api.md")):
+        if len(cells) == 4 and (found := re.match(r"`([A-Z_]+)`(?: \(`(.+)\.py`\))?", cells[2])):
+            name, module = found.groups()
+            number, _, unit = cells[1].partition(" ")
+            stated[name] = (module, float(number) * UNITS[unit])
+    for name, (path, value) in stated.items():
+        homes = (
+            [importlib.import_module("tokenloom." + path.replace("/", "."))]
+            if path
+            else [limits, sampling]
+        )
+        assert [getattr(home, name) for home in homes if hasattr(home, name)] == [value], name
+    for home in (limits, sampling):
+        numbers = {
+            n for n, v in vars(home).items() if re.match("[A-Z]", n) and isinstance(v, int | float)
+        }
+        assert numbers - {"GREEDY_BELOW"} <= set(stated)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page(name)):
+        if "://" not in target:
+            path, _, heading = target.partition("#")
+            assert ((ROOT / name).parent / path).exists(), target
+            assert not heading, "headings move: link the page"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_paths_exist(name: str) -> None:
+    """A path may be given from any package down: `core/req.py`."""
+    named = {span for span in spans(page(name)) if re.fullmatch(r"[\w./]*\w\.(py|cpp|h)", span)}
+    named |= {
+        span for span in spans(page(name)) if re.fullmatch(r"\w+(/\w+)*/?", span) and "/" in span
+    }
+    missing = [
+        path for path in named if not list(ROOT.glob(path)) + list(ROOT.glob(f"*/**/{path}"))
+    ]
+    assert not missing
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command in shell blocks and in backticks."""
+    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    lines += [span for span in spans(text) if re.match(r"(make|\S*tokenloom) \w", span)]
+    return [
+        words
+        for line in lines
+        if re.match(r"(make|\S*tokenloom)( |$)", line)
+        and (words := shlex.split(line, comments=True))
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_exist(name: str) -> None:
+    targets = set(re.findall(r"^(\w+):", page("Makefile"), re.MULTILINE))
+    subcommands = set(re.findall(r"tokenloom (\w+)", USAGE))
+    for program, what, *arguments in commands(page(name)):
+        if program == "make":
+            assert what in targets, what
+            arguments = [w for one in arguments for w in one.removeprefix("ARGS=").split()]
+            what = {"run": "serve"}.get(what, what)
+        else:
+            assert what in subcommands, what
+        if what == "serve":
+            assert {word for word in arguments if word.startswith("--")} <= set(serve_flags())
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    first = commands(page("README.md"))[:2]
+    assert first == [["make", "run"], ["make", "test"]]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_examples_compile(name: str) -> None:
+    for index, block in enumerate(blocks(page(name), "python")):
+        compile(block, f"{name}[{index}]", "exec")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_json_examples_are_json(name: str) -> None:
+    for block in blocks(page(name), "json"):
+        for line in block.splitlines():
+            msgspec.json.decode(line)
+
+
+def test_the_finding_itself() -> None:
+    shell = "```sh\nmake x  # why\n.venv/bin/tokenloom serve --port 1\n```\n"
+    text = f"`a b`\n{shell}`make y`\n| 1 | `z` |\n"
+    assert spans(text) == {"a b", "make y", "z"}
+    assert commands(text) == [
+        ["make", "x"],
+        [".venv/bin/tokenloom", "serve", "--port", "1"],
+        ["make", "y"],
+    ]
+    assert rows(text) == [["1", "`z`"]]

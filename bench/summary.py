@@ -46,9 +46,10 @@ class Record:
 
         (completion_tokens - 1) / (last piece - first piece), the inverse of TPOT.
         """
-        if len(self.text_times) < 2 or self.completion_tokens < 2:
+        seconds = self.text_times[-1] - self.text_times[0] if self.text_times else 0.0
+        if seconds <= 0.0 or self.completion_tokens < 2:  # all of it may come in one read
             return math.nan
-        return (self.completion_tokens - 1) / (self.text_times[-1] - self.text_times[0])
+        return (self.completion_tokens - 1) / seconds
 
 
 class Spread(msgspec.Struct, frozen=True):

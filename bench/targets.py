@@ -69,10 +69,13 @@ class _Choice(msgspec.Struct):
     text: str = ""
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL  # an object or a string
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -133,7 +136,7 @@ class _StreamedAnswer:
             self.finished = True
             return
         chunk = _decoder.decode(payload)
-        if chunk.error is not None and chunk.error != b"null":
+        if chunk.error != _NULL:
             raise RequestFailed("error in stream", bytes(chunk.error).decode()[:500])
         for choice in chunk.choices:
             if choice.text:

@@ -6,7 +6,7 @@ them. Token ids come from an alphabet that the caller chooses.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Without a tokenizer: past the special and single-byte tokens, inside every usual vocabulary.
 DEFAULT_ALPHABET = range(1000, 30000)
@@ -103,7 +103,7 @@ def independent(
 ) -> tuple[Session, ...]:
     """Single requests that have nothing in common, nor with those of another `name`."""
     rng = source.rng(name)
-    return tuple(_single(source, rng, shape) for _ in range(count))
+    return tuple((_turn(source, rng, shape),) for _ in range(count))
 
 
 def shared_prefix(
@@ -114,7 +114,7 @@ def shared_prefix(
     fronts = [source.tokens(rng, prefix) for _ in range(groups)]
     sessions = []
     for index in range(count):
-        (turn,) = _single(source, rng, shape)
+        turn = _turn(source, rng, shape)
         sessions.append((Turn(fronts[index % groups] + turn.tokens, turn.max_tokens),))
     return tuple(sessions)
 
@@ -122,10 +122,7 @@ def shared_prefix(
 def chats(source: Source, count: int, shape: Shape, *, turns: int) -> tuple[Session, ...]:
     """Conversations of `turns` turns, each of `shape`."""
     rng = source.rng("chats")
-    return tuple(
-        tuple(turn for _ in range(turns) for turn in _single(source, rng, shape))
-        for _ in range(count)
-    )
+    return tuple(tuple(_said(source, rng, shape) for _ in range(turns)) for _ in range(count))
 
 
 def long_prompts(
@@ -137,7 +134,11 @@ def long_prompts(
     return (steady, Stream(label, long, arrivals))
 
 
-def _single(source: Source, rng: random.Random, shape: Shape) -> Session:
+def _turn(source: Source, rng: random.Random, shape: Shape) -> Turn:
     prompt, answer = shape.draw(rng)
-    tokens = source.tokens(rng, prompt)
-    return (Turn(tokens, answer, source.tokens(rng, answer)),)
+    return Turn(source.tokens(rng, prompt), answer)
+
+
+def _said(source: Source, rng: random.Random, shape: Shape) -> Turn:
+    turn = _turn(source, rng, shape)
+    return replace(turn, stand_in=source.tokens(rng, turn.max_tokens))

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
+from .cpu import native
+
 _MASK64 = (1 << 64) - 1
+_MASK32 = (1 << 32) - 1
 _GOLDEN64 = 0x9E3779B97F4A7C15
 _LARGEST_BELOW_1 = 1.0 - 2.0**-24
 # top_p sorts only ids at least so likely, relative to the likeliest, if these hold enough mass.
@@ -35,6 +38,9 @@ class Draw:
     min_p: float
     seed: int  # 64 bits
     position: int  # tokens generated so far
+
+    def filters(self, vocab_size: int) -> bool:
+        return 0 < self.top_k < vocab_size or self.top_p < 1.0 or self.min_p > 0.0
 
 
 def penalise(
@@ -58,18 +64,42 @@ def penalise(
 
 def draw(logits: torch.Tensor, how: Draw) -> int:
     """The id drawn from logits [V] float32, of which the largest must be finite."""
-    scaled = (logits - logits.amax()) / how.temperature
-    ids = _kept(scaled, how)
     key = stream_key(how.seed, how.position)
-    if ids is None:
-        everything = torch.arange(scaled.numel(), dtype=torch.int32, device=scaled.device)
-        return int((scaled + gumbel(everything, key)).argmax())
+    if how.filters(logits.numel()):
+        scaled = (logits - logits.amax()) / how.temperature
+        return draw_among(_kept(scaled, how), scaled, key)
+    library = native.find()
+    if library is None or logits.device.type != "cpu":
+        return draw_reference(logits, how.temperature, key)
+    row = logits.contiguous()
+    return int(
+        library.tl_draw(
+            row.data_ptr(),
+            row.numel(),
+            float(row.amax()),
+            how.temperature,
+            key[0] & _MASK32,
+            key[1] & _MASK32,
+            library.tl_best_isa(),
+        )
+    )
+
+
+def draw_reference(logits: torch.Tensor, temperature: float, key: tuple[int, int]) -> int:
+    """The draw among all ids."""
+    scaled = (logits - logits.amax()) / temperature
+    everything = torch.arange(scaled.numel(), dtype=torch.int32, device=scaled.device)
+    return int((scaled + gumbel(everything, key)).argmax())
+
+
+def draw_among(ids: torch.Tensor, scaled: torch.Tensor, key: tuple[int, int]) -> int:
+    """The draw among some ids, ascending."""
     winner = (scaled[ids] + gumbel(ids.to(torch.int32), key)).argmax()
     return int(ids[winner])
 
 
-def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor | None:
-    """Ids [K] that the filters leave, ascending; None for all. The largest `scaled` is 0."""
+def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor:
+    """Ids [K] that the filters leave, ascending. The largest `scaled` is 0."""
     ids: torch.Tensor | None = None
     if 0 < how.top_k < scaled.numel():
         ids = largest(scaled, how.top_k)
@@ -82,6 +112,7 @@ def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor | None:
         values = scaled if ids is None else scaled[ids]
         likely = (values >= math.log(how.min_p)).nonzero().squeeze(-1)
         ids = likely if ids is None else ids[likely]
+    assert ids is not None, "no filter is on"
     return ids
 
 

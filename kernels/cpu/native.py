@@ -6,7 +6,7 @@ compiler at installation), `load` says why and the torch path is used. Only kern
 
 import ctypes
 import importlib.util
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 
 import torch  # noqa: F401  (brings the OpenMP runtime that the library shares)
@@ -102,6 +102,15 @@ def load() -> ctypes.CDLL:
     return library
 
 
+@cache
+def find() -> ctypes.CDLL | None:
+    """The library, or None where there is none."""
+    try:
+        return load()
+    except NativeMissing:
+        return None
+
+
 def _declare(library: ctypes.CDLL) -> None:
     library.tl_best_isa.restype = c_int32
     library.tl_block_bytes.restype = c_int64
@@ -124,6 +133,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for name in (library.tl_engine_linear, library.tl_engine_attention):
         name.argtypes = [c_void_p]
         name.restype = c_char_p
+    library.tl_draw.argtypes = [c_void_p, c_int32, c_float, c_float, c_uint32, c_uint32, c_int32]
+    library.tl_draw.restype = c_int32
     library.tl_linear.argtypes = [
         POINTER(Weight),
         c_void_p,

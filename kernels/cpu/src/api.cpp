@@ -65,6 +65,15 @@ TL_EXPORT void tl_engine_profile(Engine* engine, double* seconds) {
 
 TL_EXPORT void tl_engine_forward(Engine* engine, const Step* step) { engine->forward(*step); }
 
+TL_EXPORT int32_t tl_draw(const float* logits, int32_t n, float top, float temperature,
+                          uint32_t first, uint32_t second, int32_t isa) {
+  Draw draw = kDrawPortable;
+#if defined(__x86_64__)
+  draw = isa >= 2 ? kDrawAvx512 : isa == 1 ? kDrawAvx2 : draw;
+#endif
+  return draw(logits, n, top, temperature, first, second);
+}
+
 // One product, for tests and benchmarks: rows [rows, k] of floats against `w`.
 TL_EXPORT void tl_linear(const Weight* w, const float* x, int32_t rows, float* out, int64_t stride,
                int32_t epilogue, int32_t isa, int8_t* q, float* scales, int32_t* sums) {

@@ -36,11 +36,16 @@ struct AttentionOps {
   void (*merge)(float* out, const float* part, int dim);
 };
 
+// The draw of draw.inl: logits [n], the largest of them, temperature, and the two words of the key.
+using Draw = int32_t (*)(const float*, int32_t, float, float, uint32_t, uint32_t);
+
 extern const LinearOps kLinearPortable;
+extern const Draw kDrawPortable;
 extern const AttentionOps kAttentionPortable;
 #if defined(__x86_64__)
 extern const LinearOps kLinearAvx2, kLinearAvx512;
 extern const AttentionOps kAttentionAvx2, kAttentionAvx512;
+extern const Draw kDrawAvx2, kDrawAvx512;
 #endif
 
 }  // namespace tokenloom

@@ -7,8 +7,10 @@
 namespace tokenloom {
 namespace portable {
 #include "portable.inl"
+#include "draw.inl"
 }
 const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
                                 portable::rms_norm_row};
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
+const Draw kDrawPortable = portable::draw;
 }  // namespace tokenloom

@@ -10,9 +10,11 @@
 namespace tokenloom {
 namespace avx2 {
 #include "portable.inl"
+#include "draw.inl"
 }
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
+const Draw kDrawAvx2 = avx2::draw;
 }  // namespace tokenloom
 #pragma GCC pop_options
 #endif

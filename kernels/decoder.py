@@ -19,6 +19,7 @@ from .cpu import native
 from .quantised_linear import PackedWeight
 
 Ints = NDArray[np.int32]
+_PIECE = 256  # keys
 _LANES = 16  # head_dim is padded to a multiple of it in the cache
 
 
@@ -72,11 +73,11 @@ def cache_head_dim(head_dim: int) -> int:
 
 
 def check_page_size(page_size: int) -> None:
-    """Raises ValueError: pages must fit the blocks of 16 tokens that attention works on."""
-    if not (page_size in (1, 2, 4, 8) or page_size % 16 == 0):
+    """Raises ValueError: the pieces of 256 keys that attention works on must end with a page."""
+    if _PIECE % page_size:
         raise ValueError(
             f"--page-size {page_size} is not supported by the int8 and int4 modes: "
-            "take 1, 2, 4, 8 or a multiple of 16"
+            f"take a power of two up to {_PIECE}"
         )
 
 

@@ -71,12 +71,17 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="token budget of one step",
+            description="prompt tokens computed in one step at most, where prompts are not cut",
             extra={"aliases": ["--max-num-batched-tokens"]},
         ),
     ] = 4096
     chunked_prefill_size: Annotated[
-        int, Meta(ge=0, description="longest prompt piece computed in one step; 0: never cut")
+        int,
+        Meta(
+            ge=0,
+            description="prompt tokens computed in one step at most; longer prompts are cut; "
+            "0: prompts are never cut",
+        ),
     ] = 512
     mixed_chunk_size: Annotated[
         int,
@@ -130,7 +135,7 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.5
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="threads of the model; default: one per core"),
+        Meta(description="threads of the model; default: one per physical core"),
     ] = None
 
 
@@ -202,7 +207,6 @@ def contradiction(scheduling: SchedulingConfig) -> str | None:
     page = scheduling.page_size
     for flag, tokens in (
         ("--chunked-prefill-size", scheduling.chunked_prefill_size or page),
-        ("--mixed-chunk-size", scheduling.mixed_chunk_size or page),
         ("--max-prefill-tokens", scheduling.max_prefill_tokens),
     ):
         if tokens < page:

@@ -132,7 +132,7 @@ def test_close_to_float32(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("page_size", [1, 4, 16, 32])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64])
 def test_the_law(
     kind: str, page_size: int, checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
 ) -> None:
@@ -154,6 +154,12 @@ def test_the_law(
         {"p": ids[576:], "x": tokens(40, 2), "q": ids[576:], "y": tokens(3, 3), "r": ids[576:]}
     )
     assert torch.equal(crowd[[0, 2, 4]], whole.expand(3, -1))
+    # Requests that part within a piece of 256 keys whose first pages they share.
+    for other in ("apart", "alone"):
+        pool.share(other, "whole", 512 + 64)
+    parted = pool.run({"p": [8], "apart": tokens(9, 7), "q": [8]})
+    assert torch.equal(parted[1], pool.run({"alone": tokens(9, 7)})[0])
+    pool.run({"whole": [8], "chunked": [8], "r": [8]})
     again = pool.run({"whole": [9], "p": [9], "y": [4], "q": [9], "chunked": [9], "r": [9]})
     assert torch.equal(again[[1, 3, 4, 5]], again[0].expand(4, -1))
 
@@ -212,8 +218,9 @@ def test_an_odd_page_size_is_refused(
     checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
 ) -> None:
     checkpoint(transformers.LlamaConfig)
-    with pytest.raises(ValueError, match="--page-size 12"):
-        PackedPool(load_packed(), 12).run({"a": [1]})
+    for page_size in (12, 48):  # 48: a piece would end within a page that others may not share
+        with pytest.raises(ValueError, match=f"--page-size {page_size}"):
+            PackedPool(load_packed(), page_size).run({"a": [1]})
 
 
 @pytest.mark.slow

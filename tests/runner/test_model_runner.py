@@ -64,7 +64,7 @@ class HashModel:
 
 def hash_runner(page_size: int, kv_tokens: int, model: HashModel | None = None) -> ModelRunner:
     loaded = LoadedModel(
-        model or HashModel(), KVShape(1, 1, 1, torch.float32), CONTEXT, VOCAB, "none"
+        model or HashModel(), KVShape(1, 1, 1, torch.float32), CONTEXT, VOCAB, "float32"
     )
     return ModelRunner(
         loaded,
@@ -313,7 +313,7 @@ def reference_answer(path: Path, prompt: list[int], count: int) -> list[int]:
 def one_thread() -> Iterator[ExecutionConfig]:
     """Building a runner sets the process's thread count."""
     threads = torch.get_num_threads()
-    yield ExecutionConfig(kv_tokens=512, cpu_threads=1)
+    yield ExecutionConfig(kv_tokens=512, cpu_threads=1, dtype="float32")
     torch.set_num_threads(threads)
 
 

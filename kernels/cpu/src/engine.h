@@ -18,7 +18,7 @@ struct Shape {
 };
 
 // Caches hold [pages, kv_heads, page_size * dim] bf16, dim being head_dim padded to 16. Pages of 16
-// tokens (or more, by 16) are laid out for the kernels: keys [dim / 2][16][2], values [8][dim][2].
+// tokens (or 32 ... 256) are laid out for the kernels: keys [dim / 2][16][2], values [8][dim][2].
 // Smaller pages are plain [page_size][dim] and are gathered when used.
 struct Layer {
   Weight qkv, o, gate_up, down;

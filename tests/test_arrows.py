@@ -21,8 +21,15 @@ ARROWS: dict[str, set[str]] = {
     "kernels": set(),
     "client": {"wire"},
     "bench": {"wire", "client", "model_files"},
-    # The one tool that runs models itself; the rest of bench sees servers from outside.
+    # These run models themselves; the rest of bench sees servers from outside.
     "bench.quality": {
+        "bench",
+        "model_files",
+        "scheduler_proc.worker_batch",
+        "scheduler_proc.models",
+        "kernels",
+    },
+    "bench.roofline": {
         "bench",
         "model_files",
         "scheduler_proc.worker_batch",
@@ -62,7 +69,13 @@ EXTERNAL: dict[str, set[str]] = {
     "msgspec": set(ARROWS),
     "zmq": {"wire", "launch", "client", "tokenizer_proc", "detokenizer_proc", "scheduler_proc"},
     "setproctitle": {"wire"},
-    "torch": {"scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench.quality"},
+    "torch": {
+        "scheduler_proc.runner",
+        "scheduler_proc.models",
+        "kernels",
+        "bench.quality",
+        "bench.roofline",
+    },
     "triton": {"kernels"},
     "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
     "safetensors": {"model_files", "scheduler_proc.runner", "scheduler_proc.models"},

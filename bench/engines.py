@@ -119,18 +119,20 @@ async def _answers(base_url: str, path: str) -> bool:
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     """First politely; then all that is left of its group and of its descendants."""
     descendants: list[psutil.Process] = []
-    if process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            descendants = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for one in descendants:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait()
+    try:
+        if process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendants = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+    finally:  # a second Ctrl-C shortens the wait and nothing else
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for one in descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
 
 
 def _free_port() -> int:

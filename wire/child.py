@@ -79,12 +79,12 @@ def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], in
     try:
         status = main(config, life)
     except Exception as error:
-        _report(error, life)
-        # Threads or sockets that the broken main left behind must not hold up the end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.exit(status)
+        _report(_innermost(error), life)
+        status = 1
+    # What main left behind, be it threads, sockets or torch's teardown, must not hold up the end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _set_signals(name: str) -> None:
@@ -115,6 +115,13 @@ def _watch_launcher() -> None:
     while os.read(0, 4096):
         pass
     os._exit(ORPHANED)
+
+
+def _innermost(error: Exception) -> Exception:
+    """The one error of a task group, which wraps even a single one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _report(error: Exception, life: ChildLife) -> None:

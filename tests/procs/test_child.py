@@ -132,6 +132,27 @@ def test_refusal_of_our_own_is_reported_without_a_traceback(parent: Parent) -> N
     assert parent.hear() == ChildFailed("detokenizer", "no such model")
 
 
+def test_refusal_inside_a_task_group_is_the_same_refusal(parent: Parent) -> None:
+    status, logged = parent.run(
+        "import asyncio\n"
+        "from tokenloom.model_files.errors import ModelError\n"
+        "async def refuse():\n"
+        "    raise ModelError('no such model')\n"
+        "async def run():\n"
+        "    async with asyncio.TaskGroup() as group:\n"
+        "        group.create_task(refuse())\n"
+        "asyncio.run(run())"
+    )
+    assert status == 1
+    assert "Traceback" not in logged
+    assert parent.hear() == ChildFailed("detokenizer", "no such model")
+
+
+def test_threads_left_behind_do_not_hold_up_the_end(parent: Parent) -> None:
+    status, _ = parent.run("threading.Thread(target=threading.Event().wait).start()\nreturn 4")
+    assert status == 4
+
+
 def test_value_error_of_others_is_a_surprise(parent: Parent) -> None:
     status, logged = parent.run("int('x')")
     assert status == 1

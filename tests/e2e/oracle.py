@@ -37,11 +37,11 @@ class Oracle:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.float32
         ).eval()
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name
         )
         # transformers reads GPT-2's way of splitting; this vocabulary takes digits one by one.
-        self._tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        self.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
@@ -50,13 +50,13 @@ class Oracle:
         self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text)
+        ids: list[int] = self.tokenizer.encode(text)
         return ids
 
     def encode(self, prompt: Prompt) -> list[int]:
         if not prompt.chat:
             return self.encode_text(prompt.text)
-        text = self._tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             prompt.messages, tokenize=False, add_generation_prompt=True
         )
         return self.encode_text(text)

@@ -31,7 +31,7 @@ def body(route: str, prompt: object = ..., **sampling: object) -> dict[str, Any]
 
 
 def post(server: Server, route: str, content: bytes) -> httpx.Response:
-    return httpx.post(f"{server.url}{route}", content=content, timeout=PATIENCE_S)
+    return server.http.post(f"{server.url}{route}", content=content)
 
 
 def assert_refused(server: Server, route: str, content: bytes, param: str, *words: str) -> None:
@@ -185,8 +185,8 @@ def test_five_megabytes(server: Server, route: str) -> None:
 
 
 def test_routes_and_methods(server: Server) -> None:
-    assert httpx.get(f"{server.url}/v2/models").status_code == 404
-    assert httpx.get(f"{server.url}/v1/completions").status_code == 405
+    assert server.http.get(f"{server.url}/v2/models").status_code == 404
+    assert server.http.get(f"{server.url}/v1/completions").status_code == 405
     assert post(server, "/v1/completions", b'{"prompt": "a", "model": "x"}').status_code == 404
 
 

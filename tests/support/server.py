@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,7 +43,10 @@ class Server:
 
     def __init__(self, home: Path, *flags: str) -> None:
         self.home = home
+        self._seen: dict[psutil.Process, str] = {}
+        self._earlier = set(_run_dirs(home))
         self.url = ""
+        self.http = httpx.Client(timeout=PATIENCE_S)
         self._cwd = Path(tempfile.mkdtemp(prefix="cwd", dir=home))
         self._stderr = self._cwd / "log"
         kept = {key: os.environ[key] for key in os.environ if key != "XDG_RUNTIME_DIR"}
@@ -82,7 +85,8 @@ class Server:
     # -- what it says
 
     def info(self) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/get_server_info", timeout=PATIENCE_S).json()
+        found: dict[str, Any] = self.http.get(f"{self.url}/get_server_info").json()
+        return found
 
     def stats(self) -> dict[str, Any]:
         """The scheduler's numbers; asks again while it is too busy to answer in time."""
@@ -90,7 +94,7 @@ class Server:
 
     def post(self, route: str, **body: object) -> Any:  # noqa: ANN401
         """The JSON of an answer that must be a 200."""
-        answer = httpx.post(f"{self.url}{route}", json=body, timeout=PATIENCE_S)
+        answer = self.http.post(f"{self.url}{route}", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -123,15 +127,16 @@ class Server:
     # -- its processes
 
     def alive(self) -> dict[str, psutil.Process]:
-        """Whatever lives of it, the launcher too, by name; orphans are found as well."""
-        found = {}
+        """Whatever lives of it, the launcher too, by name; orphans are found as well.
+
+        A process that is being torn down shows no directory any more, so what was seen once is
+        remembered until it is gone or a zombie.
+        """
         for process in psutil.process_iter():
-            try:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # gone, or not ours
                 if process.cwd() == str(self._cwd) and (command := process.cmdline()):
-                    found[_name(command)] = process
-            except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone, a zombie, or not ours
-                continue
-        return found
+                    self._seen[process] = _name(command)
+        return {name: process for process, name in self._seen.items() if _lives(process)}
 
     def child(self, name: str) -> psutil.Process:
         """The process with that name, waiting until it is there."""
@@ -139,7 +144,8 @@ class Server:
         return process
 
     def run_dirs(self) -> list[Path]:
-        return list(self.home.glob("tokenloom-run-*"))
+        """Those that came after this server, which is one while it runs."""
+        return [path for path in _run_dirs(self.home) if path not in self._earlier]
 
     # -- its end
 
@@ -160,6 +166,7 @@ class Server:
         for process in self.alive().values():
             process.kill()
         self.process.wait()
+        self.http.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
         print(f"log of the server at {self.url or 'no address'}:\n{self.log}")
@@ -244,12 +251,23 @@ def running_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
         assert "Traceback" not in server.log
 
 
+def _run_dirs(home: Path) -> list[Path]:
+    return list(home.glob("tokenloom-run-*"))
+
+
 def _flags(flags: tuple[str, ...]) -> list[str]:
     defaults = {"--port": "0", "--start-timeout": str(PATIENCE_S)}
     given = [
         word for name, value in defaults.items() if name not in flags for word in (name, value)
     ]
     return [*given, *flags]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _name(command: list[str]) -> str:

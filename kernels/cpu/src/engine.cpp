@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "worker.h"
 
 namespace tokenloom {
 namespace {
 
-constexpr int kSpins = 4000;
+constexpr int kSpins = 2000;           // some 20 microseconds
+constexpr double kTooMuchLost = 0.25;  // of the threads' time
+constexpr int kLongestRest = 256;      // steps
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -55,19 +58,35 @@ void layer_forward(Worker& w, const Layer& layer) {
 
 }  // namespace
 
-void Barrier::spin(int phase) {
+double Barrier::spin(int phase) {
+  double since = 0.0;
   for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < kSpins)
+    if (spins < kSpins) {
       relax();
-    else
-      sched_yield();
+      continue;
+    }
+    if (since == 0.0) since = omp_get_wtime();
+    sched_yield();
+  }
+  return since == 0.0 ? 0.0 : omp_get_wtime() - since;
+}
+
+void Crew::after(double lost, double elapsed) {
+  if (rest_ > 0) {
+    --rest_;
+  } else if (lost > kTooMuchLost * all_ * elapsed) {
+    few_ = std::max(1, all_ / 2);
+    rest_ = next_;
+    next_ = std::min(2 * next_, kLongestRest);
+  } else {
+    next_ = std::max(8, next_ / 2);
   }
 }
 
 Engine::Engine(const Shape& s, const Layer* first, const Weight& embed, const Weight& out,
                const float* norm)
     : shape(s), layers(first, first + s.num_layers), embedding(embed), head(out),
-      final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable),
+      final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable), crew(s.threads),
       dim(round_up(s.head_dim, 16)), inner_stride(round_up(s.intermediate, kBlock) + kBlock) {}
 
 void Engine::prepare(const Step& step) {
@@ -97,12 +116,14 @@ void Engine::prepare(const Step& step) {
 
 void Engine::forward(const Step& step) {
   prepare(step);
-#pragma omp parallel num_threads(shape.threads)
+  const double start = omp_get_wtime();
+  lost.assign(shape.threads, 0.0);
+#pragma omp parallel num_threads(crew.threads())
   {
     const int threads = omp_get_num_threads();
     if (omp_get_thread_num() == 0) barrier.reset(threads);
 #pragma omp barrier
-    Worker w{*this, step, omp_get_thread_num(), threads, 0.0};
+    Worker w{*this, step, omp_get_thread_num(), threads};
     w.done(kEmbed);
     w.embed();
     w.done(kEmbed);
@@ -113,7 +134,9 @@ void Engine::forward(const Step& step) {
     w.done(kHead);
     w.gemm(head, step.num_samples, {step.logits, size_t(step.logits_stride), kStore});
     w.done(kHead);
+    lost[w.tid] = w.lost;
   }
+  crew.after(std::accumulate(lost.begin(), lost.end(), 0.0), omp_get_wtime() - start);
 }
 
 }  // namespace tokenloom

@@ -47,21 +47,38 @@ enum Phase : int32_t { kEmbed, kNorm, kQkv, kRotate, kAttend, kMerge, kO, kGateU
 class Barrier {
  public:
   void reset(int threads) { threads_ = threads; }
-  void wait() {
+
+  // Returns the seconds lost, if they were many: 0 for a meeting that was about punctual.
+  double wait() {
     const int phase = phase_.load(std::memory_order_acquire);
     if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
       waiting_.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
-      return;
+      return 0.0;
     }
-    spin(phase);
+    return spin(phase);
   }
 
  private:
-  void spin(int phase);
+  double spin(int phase);
   int threads_ = 1;
   alignas(64) std::atomic<int> waiting_{0};
   alignas(64) std::atomic<int> phase_{0};
+};
+
+// How many threads a step takes. Threads that wait for one that other processes have pushed off its
+// core lose more than they bring: then fewer work for a while, and all are tried again, ever more
+// rarely while it stays so. Results do not depend on it.
+class Crew {
+ public:
+  explicit Crew(int all) : all_(all) {}
+  int threads() const { return rest_ > 0 ? few_ : all_; }
+  void after(double lost, double elapsed);  // seconds, lost by all threads together
+
+ private:
+  int all_, few_ = 1;
+  int rest_ = 0;    // steps that few threads still take
+  int next_ = 8;    // how long the next such time will be
 };
 
 struct Engine {
@@ -77,9 +94,11 @@ struct Engine {
   std::vector<Request> requests;
   Plan plan;
   Barrier barrier;
+  Crew crew;
   bool profiling = false;
   double seconds[kPhases] = {};
   std::atomic<int> next_task{0};
+  std::vector<double> lost;  // [threads]: seconds spent waiting in this step
 
   // Scratch, grown as steps need it: [tokens, ...] each.
   std::vector<float> x, qkv, hidden, attended, sample_x;

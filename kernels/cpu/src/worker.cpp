@@ -38,7 +38,7 @@ void gather(const uint16_t* cache, const int32_t* pages, int first, int keys, in
 }  // namespace
 
 void Worker::done(Phase phase) {
-  if (threads > 1) e.barrier.wait();
+  if (threads > 1) lost += e.barrier.wait();
   if (!e.profiling || tid != 0) return;
   const double now = omp_get_wtime();
   if (since > 0.0) e.seconds[phase] += now - since;

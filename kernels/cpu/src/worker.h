@@ -9,7 +9,8 @@ struct Worker {
   Engine& e;
   const Step& step;
   int tid, threads;
-  double since = 0.0;
+  double since = 0.0;  // when the last phase was done, if phases are counted
+  double lost = 0.0;   // seconds spent waiting for other threads
 
   // All threads have done their share of `phase`.
   void done(Phase phase);

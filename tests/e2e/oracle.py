@@ -6,6 +6,7 @@ itself would have generated, by induction over its length.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -33,10 +34,7 @@ class Difference:
 
 class Oracle:
     def __init__(self) -> None:
-        path = Path(resolve_model(None, None))
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        ).eval()
+        self._path = path = Path(resolve_model(None, None))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name
         )
@@ -48,6 +46,12 @@ class Oracle:
             ]
         )
         self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
+
+    @cached_property
+    def _model(self) -> transformers.PreTrainedModel:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            self._path.parent, gguf_file=self._path.name, dtype=torch.float32
+        ).eval()
 
     def encode_text(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text)

@@ -14,10 +14,13 @@ from tokenloom.client import AsyncClient
 
 pytestmark = pytest.mark.slow
 
-POOL = 640
-# Growth is hardly reserved for, so that requests must be taken back.
-FLAGS = ("--kv-tokens", str(POOL), "--schedule-conservativeness", "0.05", "--page-size", "8")
-LENGTHS = (3, 5, 8, 12, 20, 40)
+POOL = 400
+# All are let in as fast as they fit, hardly any growth is reserved for: some must be taken back.
+FLAGS = (
+    *("--kv-tokens", str(POOL), "--page-size", "8"),
+    *("--schedule-conservativeness", "0.05", "--mixed-chunk-size", "0"),
+)
+LONG, LENGTHS = 40, (2, 3, 5, 8)
 IDLE_CHECK_S = 1.3  # the scheduler audits its books after a second without messages
 
 
@@ -32,14 +35,18 @@ class Asked:
 
 
 def sixty_four(oracle: Oracle) -> list[Asked]:
-    """A shared opening, endings of 1 to 40 tokens, answers of 3 to 40; every fourth is sampled."""
+    """A shared opening, endings of 1 to 40 tokens, every fourth answer sampled.
+
+    Those with long answers come first: they fill the pool and then outgrow it together.
+    """
     opening = oracle.encode_text("The harbour master wrote down every ship that came in. " * 6)
     ending = oracle.encode_text("Among them were a schooner with red sails, " * 5)
     asked = []
     for i in range(64):
         sampled = {"temperature": 0.9, "seed": i, "top_p": 0.95}
         sampling: dict[str, object] = sampled if i % 4 == 3 else {"temperature": 0.0}
-        sampling |= {"max_new_tokens": LENGTHS[i % len(LENGTHS)], "ignore_eos": True}
+        length = LONG if i < 14 else LENGTHS[i // 4 % len(LENGTHS)]
+        sampling |= {"max_new_tokens": length, "ignore_eos": True}
         asked.append(Asked([*opening, 500 + i, *ending[: i * 7 % 40]], sampling))
     return asked
 
@@ -81,6 +88,7 @@ def test_each_answer_is_the_same_as_alone(server: Server, oracle: Oracle) -> Non
         computed = stats["prompt_tokens_total"] - stats["cached_tokens_total"]
         assert computed + stats["generated_tokens_total"] > 2 * POOL, "pages were used again"
         assert stats["retractions_total"] > 0
+        print(f"{stats['retractions_total']} retractions")
         assert stats["free_tokens"] + stats["evictable_tokens"] == POOL
 
         def audited() -> bool:  # which also resets the ratio

@@ -121,8 +121,8 @@ def test_launcher_killed_before_its_children_can_see_it_leaves_nothing() -> None
 @pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "SIGTERM to all"])
 def test_drain_lets_streams_end(how: str) -> None:
     with running_server(*FLAGS) as server:
-        whole = server.generate(PROMPT, max_new_tokens=60, ignore_eos=True)["text"]
-        streams = Streams(server, 60)
+        whole = server.generate(PROMPT, max_new_tokens=24, ignore_eos=True)["text"]
+        streams = Streams(server, 24)
         if how == "SIGTERM":
             server.process.terminate()
         elif how == "Ctrl-C":
@@ -162,14 +162,6 @@ def test_second_signal_ends_at_once() -> None:
         assert server.end(GONE_S) == 128 + signal.SIGINT
         server.assert_nothing_lives()
         assert not server.run_dirs()
-
-
-def test_drain_has_an_end() -> None:
-    flags = (*FLAGS, "--drain-timeout", "0.5")
-    with running_server(*flags) as server, server.stream(PROMPT, **LONG) as stream:
-        stream.event()
-        assert server.stop() == 0
-        assert "drain time is over" in server.log
 
 
 def test_starts_again_on_the_same_port_at_once(home: Path) -> None:

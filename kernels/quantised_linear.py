@@ -110,6 +110,11 @@ def pack(
     return PackedWeight(data, scales, _pack_bias(biases, parts, alternate), n, k, form)
 
 
+def release_memory() -> None:
+    """Give what loading has freed back to the system; call it once, when all is packed."""
+    native.load().tl_release_memory()
+
+
 def unpack(weight: PackedWeight) -> torch.Tensor:
     """The values that a packed weight stands for, [n, k] float32."""
     out = torch.empty(weight.n, weight.k)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from ...kernels.quantised_linear import Kind
+from ...kernels.quantised_linear import Kind, release_memory
 from ...model_files.config import read_config
 from ...model_files.errors import ModelError
 from .config import ModelSpec, parse_spec
@@ -63,6 +63,8 @@ def load_packed_model(
     if kind == "int8":
         exact = {name: rows for name, rows in exact.items() if rows.format == "Q8_0"}
     packed = pack_model(model, kind, exact, threads)
+    del model, exact
+    release_memory()
     log.info("packed to %s in %.1f s", kind, time.perf_counter() - started)
     return packed
 

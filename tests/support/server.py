@@ -248,6 +248,7 @@ def running_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
             assert server.stop() == 0
         server.assert_nothing_lives()
         assert not server.run_dirs()
+        assert not Path(server.door.removeprefix("ipc://")).exists()
         assert "Traceback" not in server.log
 
 

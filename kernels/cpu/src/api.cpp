@@ -1,4 +1,9 @@
 // The C ABI: pointers and sizes. The caller keeps alive whatever it passes.
+#include <cstdlib>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "engine.h"
 #include "pack.h"
 
@@ -35,6 +40,13 @@ TL_EXPORT int32_t tl_best_isa() { return has_avx512(false) ? 2 : has_avx2() ? 1 
 
 TL_EXPORT int64_t tl_block_bytes(int32_t kind, int32_t k_pad) { return int64_t(block_bytes(kind, k_pad)); }
 TL_EXPORT int64_t tl_block_scales(int32_t kind, int32_t k_pad) { return int64_t(block_scales(kind, k_pad)); }
+
+// Give freed memory back to the system: loading leaves much of it behind.
+TL_EXPORT void tl_release_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
 
 TL_EXPORT int32_t tl_pack(const PackJob* job) { return pack_rows(*job); }
 TL_EXPORT void tl_unpack_row(const Weight* w, int32_t row, float* out) { unpack_row(*w, row, out); }

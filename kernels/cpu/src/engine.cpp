@@ -13,7 +13,7 @@ namespace tokenloom {
 namespace {
 
 constexpr int kSpins = 2000;           // some 20 microseconds
-constexpr double kTooMuchLost = 0.25;  // of the threads' time
+constexpr double kTooMuchLost = 0.4;  // of the threads' time
 constexpr int kLongestRest = 256;      // steps
 
 inline void relax() {

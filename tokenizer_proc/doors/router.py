@@ -59,6 +59,7 @@ class Router:
         self._file = _SocketFile(self.address)
         self._identities: dict[int, set[bytes]] = {}  # by the connection's file descriptor
         self._ended: set[int] = set()  # file descriptors that no connection has now
+        self._closed = False
         try:
             self._file.make_way()
             self._socket.bind(self.address)
@@ -96,13 +97,13 @@ class Router:
 
     async def watch(self) -> None:
         """Call `on_left` as clients leave, until cancelled."""
-        while True:
-            await (
-                self._monitor.poll()
-            )  # not recv: an event must not wait while a later one is noted
+        while not self._closed:
+            # Not recv: an event must not wait while a later one is noted.
+            await self._monitor.poll()
             self._note_pending_events()
 
     def close(self) -> None:
+        self._closed = True
         self._file.remove()
         self._close_sockets()
 
@@ -113,7 +114,7 @@ class Router:
 
     def _note_pending_events(self) -> None:
         """Before a message is handled: all that happened to connections before it was sent."""
-        while True:
+        while not self._closed:  # whoever was waiting may be woken by a close
             try:
                 self._note(self._events.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:

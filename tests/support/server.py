@@ -4,7 +4,6 @@ Each server has a home of its own: its working directory, by which its processes
 TMPDIR, in which all sockets lie. Leaving `running_server` stops it and checks that nothing stays.
 """
 
-import ctypes
 import json
 import os
 import shutil
@@ -26,8 +25,6 @@ CHILDREN = {"tokenizer", "scheduler", "detokenizer"}
 PATIENCE_S = 300.0
 GONE_S = 5.0  # within which nothing of a server may live any more
 _SERVING = "tokenloom is serving "
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 def wait_for(
@@ -62,7 +59,6 @@ class Server:
                 stderr=log,
                 text=True,
                 start_new_session=True,  # a process group, as a terminal would make
-                preexec_fn=_end_with_the_tests,
             )
 
     def wait_until_serving(self) -> Self:
@@ -254,12 +250,6 @@ def running_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
         assert not server.run_dirs()
         assert not Path(server.door.removeprefix("ipc://")).exists()
         assert "Traceback" not in server.log
-
-
-def _end_with_the_tests() -> None:
-    """A launcher outlives its parent by right, but not tests that were killed. Linux only."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run_dirs(home: Path) -> list[Path]:

@@ -16,7 +16,13 @@ from tokenloom.client.chat import main
 from tokenloom.wire.messages import Finish
 
 STOP = Finish("stop", matched=7)
-CHAT = "import sys; from tokenloom.client.chat import main; sys.exit(main(sys.argv[1:]))"
+# As from a terminal: a run of the tests in the background hands down an ignored SIGINT.
+CHAT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tokenloom.client.chat import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture
@@ -64,7 +70,6 @@ def test_a_refused_turn_is_told_and_forgotten(setup: Served) -> None:
     assert not setup.front.streams
 
 
-@pytest.mark.skip(reason="failed once in three whole runs, its cause not yet found")
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(setup: Served) -> None:
     setup.front.on_submit = lambda stream: stream.push("part", (1,))
     with subprocess.Popen(

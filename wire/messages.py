@@ -66,6 +66,9 @@ class TokenizedGenerateReq(_Internal, frozen=True):
     rid: int
     input_ids: bytes  # int32, little-endian
     sampling: SamplingParams  # seed is filled in by the front
+    priority: int = 0  # larger first
+    tenant: str = ""  # who asks: shares of the machine are fair between tenants
+    namespace: str = ""  # cached prefixes are shared within one only
 
 
 class AbortReq(_Internal, frozen=True):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ..kernels.cpu.native import NativeMissing
-from ..kernels.decoder import cache_head_dim
+from ..kernels.decoder import cache_width
 from ..kernels.quantised_linear import Kind
 from ..model_files.errors import ModelError
 from ..model_files.resolve import model_name, resolve_model
@@ -34,7 +34,8 @@ WINDOW = 512  # tokens that a perplexity window sees
 PROMPT = 32  # tokens of a prompt, cut from the text
 ANSWER = 32  # tokens of each greedy answer; ends of text do not end it
 REFERENCE = "float32"
-MODES = (REFERENCE, "bfloat16", "int8", "int4")
+KV_INT8 = "-kv8"  # of a mode whose keys and values are int8, too
+MODES = (REFERENCE, "bfloat16", "int8", "int4", "int8-kv8", "int4-kv8")
 _FLOATS = {REFERENCE: torch.float32, "bfloat16": torch.bfloat16}
 _PAGE = 16
 _TOGETHER = 25  # prompts answered at a time
@@ -71,10 +72,10 @@ class Quality(msgspec.Struct, frozen=True):
 class KVSpace:
     """Keys and values of a batch whose requests advance together, in the pages that models read."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, packed_dtype: torch.dtype = torch.bfloat16) -> None:
         spec, packed = model.spec, isinstance(model, PackedLlama)
-        width = cache_head_dim(spec.head_dim) if packed else spec.head_dim
-        dtype = model.dtype if isinstance(model, LlamaForCausalLM) else torch.bfloat16
+        dtype = model.dtype if isinstance(model, LlamaForCausalLM) else packed_dtype
+        width = cache_width(spec.head_dim, dtype) if packed else spec.head_dim
         shape = (_CAPACITY + _PAGE, spec.num_kv_heads, width)  # the first page is padding
         self._model = model
         self._k = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
@@ -141,7 +142,7 @@ def load(path: str, mode: str, threads: int) -> Model:
         return load_model(
             path, dtype=_FLOATS[mode], device="cpu", load_format="auto", context_length=None
         )
-    kind: Kind = "int4" if mode == "int4" else "int8"
+    kind: Kind = "int4" if mode.startswith("int4") else "int8"
     return load_packed_model(path, kind, load_format="auto", context_length=None, threads=threads)
 
 
@@ -163,11 +164,12 @@ def read_material(path: str, windows: int | None, prompts: int) -> Material:
     )
 
 
-def measure(model: Model, material: Material, progress: Callable[[int], object]) -> Raw:
+def measure(model: Model, mode: str, material: Material, progress: Callable[[int], object]) -> Raw:
     """`progress` is told of windows and of prompts that are done. Raises ModelError."""
     if model.spec.context_length < WINDOW:
         raise ModelError(f"the model's context is below the {WINDOW} tokens of a window")
-    space, vocab = KVSpace(model), min(material.vocab, model.spec.vocab_size)
+    packed_dtype = torch.int8 if mode.endswith(KV_INT8) else torch.bfloat16
+    space, vocab = KVSpace(model, packed_dtype), min(material.vocab, model.spec.vocab_size)
     losses, answers = [], []
     for window in material.windows:
         losses.append(window_loss(space, window, vocab))
@@ -228,7 +230,7 @@ def main(argv: list[str]) -> int:
         for mode in dict.fromkeys((REFERENCE, *flags.modes)):
             model = load(path, mode, flags.threads)
             with _bar(mode, material) as bar:
-                raw[mode] = measure(model, material, bar.update)
+                raw[mode] = measure(model, mode, material, bar.update)
             del model  # two at a time may be too many
     except (ModelError, NativeMissing) as error:
         print(f"tokenloom.bench.quality: {error}", file=sys.stderr)

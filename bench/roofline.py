@@ -7,6 +7,7 @@ values. Works on the packed modes of the native CPU library, on any model.
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from statistics import median
 
 import torch
 
-from ..kernels.decoder import cache_head_dim
+from ..kernels.cpu.arena import Arena
+from ..kernels.decoder import cache_width
 from ..kernels.quantised_linear import PackedWeight, Rows, pack, quantised_linear
 from ..model_files.resolve import resolve_model
 from ..scheduler_proc.models.forward_batch import ForwardBatch
@@ -27,6 +29,8 @@ from ..scheduler_proc.worker_batch import ForwardMode
 PAGE = 16
 CASES = [(1, 1, 256), (8, 1, 256), (32, 1, 256), (1, 1, 1024), (8, 1, 1024), (32, 1, 1024)]
 PREFILL = (1, 512, 0)
+Case = tuple[int, int, int]  # requests, new tokens of each, context before them
+KV_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 LINEARS = {"qkv": "qkv", "o": "o", "gate_up": "gate_up", "down": "down"}
 
 
@@ -76,11 +80,17 @@ def measure_machine(threads: int) -> Machine:
 class Stepper:
     """Runs the same step again and again over a cache of its own."""
 
-    def __init__(self, model: PackedLlama, requests: int, extend: int, context: int) -> None:
-        spec = model.spec
+    def __init__(self, model: PackedLlama, case: Case, kv_dtype: torch.dtype) -> None:
+        spec, (requests, extend, context) = model.spec, case
         pages = -(-(context + extend) // PAGE)
-        slots = (requests * pages + 1) * PAGE
-        shape = (slots, spec.num_kv_heads, cache_head_dim(spec.head_dim))
+        width = cache_width(spec.head_dim, kv_dtype)
+        size = ((requests * pages + 1) * PAGE, spec.num_kv_heads, width)
+        arena = Arena()
+        # Written: an untouched page is the kernel's one page of zeros, read from the cache.
+        caches = [
+            arena.take(math.prod(size), kv_dtype).view(size).fill_(1)
+            for _ in range(2 * spec.num_layers)
+        ]
         self._model = model
         model.reset()
         table = torch.arange(1, requests * pages + 1, dtype=torch.int32).view(requests, pages)
@@ -96,17 +106,17 @@ class Stepper:
             prefix_lens=[context] * requests,
             request_slots=[],
             logit_indices=torch.arange(1, requests + 1) * extend - 1,
-            # Written, not zeros: an untouched page is the kernel's one zero page, read from the cache.
-            k_cache=[torch.full(shape, 0.01, dtype=torch.bfloat16) for _ in range(spec.num_layers)],
-            v_cache=[torch.full(shape, 0.01, dtype=torch.bfloat16) for _ in range(spec.num_layers)],
+            k_cache=caches[::2],
+            v_cache=caches[1::2],
         )
 
     def step(self) -> None:
         self._model.forward(self._batch)
 
 
-def work_of(model: PackedLlama, requests: int, extend: int, context: int) -> dict[str, Work]:
+def work_of(model: PackedLlama, case: Case, kv_dtype: torch.dtype) -> dict[str, Work]:
     """By phase; what is not named here has no floor worth counting."""
+    requests, extend, context = case
     spec, tokens = model.spec, requests * extend
     works = {}
     for name in LINEARS:
@@ -115,14 +125,17 @@ def work_of(model: PackedLlama, requests: int, extend: int, context: int) -> dic
         works[name] = Work(sum(weight.nbytes for weight in weights), ops)
     head = model.weights.head
     works["head"] = Work(head.nbytes, 2.0 * head.n * head.k * requests)
-    per_token = 4.0 * spec.num_layers * spec.num_kv_heads * cache_head_dim(spec.head_dim)
+    width = cache_width(spec.head_dim, kv_dtype) * kv_dtype.itemsize
+    per_token = 2.0 * spec.num_layers * spec.num_kv_heads * width
     works["attend"] = Work(per_token * requests * (context + extend))
     return works
 
 
-def report(model: PackedLlama, machine: Machine, case: tuple[int, int, int], steps: int) -> object:
+def report(
+    model: PackedLlama, machine: Machine, case: Case, kv_dtype: torch.dtype, steps: int
+) -> object:
     requests, extend, context = case
-    stepper = Stepper(model, *case)
+    stepper = Stepper(model, case, kv_dtype)
     stepper.step()
     model.profile()
     times = []
@@ -131,7 +144,7 @@ def report(model: PackedLlama, machine: Machine, case: tuple[int, int, int], ste
         stepper.step()
         times.append(time.perf_counter() - start)
     seconds = {name: value / steps for name, value in model.profile().items()}
-    works = work_of(model, *case)
+    works = work_of(model, case, kv_dtype)
     whole, floor = median(times), sum(work.floor(machine) for work in works.values())
     label = f"{requests} x {extend} tokens, context {context}"
     print(f"\n{label}: {whole * 1e3:.2f} ms, floor {floor * 1e3:.2f} ms, {floor / whole:.0%}")
@@ -148,11 +161,12 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--model", help="as for `tokenloom serve`; default: the embedded model")
     parser.add_argument("--dtype", choices=["int8", "int4"], default="int8")
+    parser.add_argument("--kv-cache-dtype", choices=list(KV_DTYPES), default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each case")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(argv)
-    machine = measure_machine(options.threads)
+    machine, kv_dtype = measure_machine(options.threads), KV_DTYPES[options.kv_cache_dtype]
     print(
         f"{machine.threads} threads: read {machine.bytes_per_s / 1e9:.1f} GB/s, "
         f"int8 {machine.ops_per_s / 1e9:.0f} GOP/s"
@@ -164,7 +178,7 @@ def main(argv: list[str]) -> int:
         context_length=None,
         threads=options.threads,
     )
-    rows = [report(model, machine, case, options.steps) for case in [*CASES, PREFILL]]
+    rows = [report(model, machine, case, kv_dtype, options.steps) for case in [*CASES, PREFILL]]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2))
     return 0

@@ -1,7 +1,8 @@
 """A whole decoder stack in one native call per step: embedding, layers, final norm, head.
 
 Norms, rotary embedding, residuals and softmax run in float32; linear maps as in
-quantised_linear.py; keys and values are bf16 in pages. Attention is cut into pieces of 256 keys
+quantised_linear.py; keys and values are in pages, in bf16 or in int8 with a scale for each token
+and head. Attention is cut into pieces of 256 keys
 that are merged in order, so a token's logits are bitwise the same alone and in any batch, through
 a decode, a chunk or a whole prompt, and from cached pages. Requests that share pages read them
 once a step. Called by models/packed.py.
@@ -20,6 +21,7 @@ from .quantised_linear import PackedWeight
 
 Ints = NDArray[np.int32]
 _PIECE = 256  # keys
+_BLOCK = 16  # tokens that the kernels lay out together
 _LANES = 16  # head_dim is padded to a multiple of it in the cache
 
 
@@ -67,25 +69,31 @@ class DecoderStep:
     samples: Ints  # [S] into T
 
 
-def cache_head_dim(head_dim: int) -> int:
-    """Width of a head in the KV cache."""
-    return -(-head_dim // _LANES) * _LANES
+def cache_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of `dtype` that a head takes in the KV cache: in int8 it brings a float32 scale."""
+    padded = -(-head_dim // _LANES) * _LANES
+    return padded + 4 if dtype is torch.int8 else padded
 
 
-def check_page_size(page_size: int) -> None:
-    """Raises ValueError: the pieces of 256 keys that attention works on must end with a page."""
-    if _PIECE % page_size:
+def check_page_size(page_size: int, dtype: torch.dtype) -> None:
+    """Raises ValueError for pages that a cache of `dtype` cannot have."""
+    if _PIECE % page_size:  # a piece must end with a page
         raise ValueError(
             f"--page-size {page_size} is not supported by the int8 and int4 modes: "
             f"take a power of two up to {_PIECE}"
+        )
+    if dtype is torch.int8 and page_size < _BLOCK:
+        raise ValueError(
+            f"--page-size {page_size} is not supported with --kv-cache-dtype int8: "
+            f"take a power of two from {_BLOCK} to {_PIECE}"
         )
 
 
 class Decoder:
     """Holds pointers into weights and caches, and keeps both alive. Not for concurrent use.
 
-    Caches are bf16 [pages * page_size, kv_heads, cache_head_dim(head_dim)] per layer, contiguous;
-    their inner order is this module's own.
+    Caches are bfloat16 or int8 [pages * page_size, kv_heads, cache_width(head_dim, dtype)] per
+    layer, contiguous; their inner order is this module's own.
     """
 
     def __init__(
@@ -98,7 +106,7 @@ class Decoder:
         threads: int,
         isa: int | None = None,
     ) -> None:
-        check_page_size(page_size)
+        check_page_size(page_size, caches[0][0].dtype)
         self._library = native.load()
         self._shape = shape
         self._keep_alive = (shape, weights, caches)
@@ -115,6 +123,7 @@ class Decoder:
             len(weights.layers),
             page_size,
             threads,
+            native.KV_INT8 if caches[0][0].dtype == torch.int8 else native.KV_BF16,
             shape.eps,
             shape.cos_sin.data_ptr(),
         )

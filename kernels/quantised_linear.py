@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from .cpu import native
+from .cpu.arena import Arena
 
 Kind = Literal["int8", "int4"]
 RowFormat = Literal["float32", "Q4_0", "Q4_1", "Q8_0"]
@@ -27,7 +28,6 @@ _GGUF = {
     "Q4_1": (native.INT4, native.GGUF_Q4_1, 20),
     "Q8_0": (native.INT8_SUB, native.GGUF_Q8_0, 34),
 }
-_ALIGN = 64  # bytes: a packed row of 16 outputs x 4 inputs is one cache line
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,8 +70,11 @@ def pack(
     alternate: bool = False,
     biases: Sequence[torch.Tensor] | None = None,
     threads: int = 1,
+    arena: Arena | None = None,
 ) -> PackedWeight:
     """One weight from parts that lie below each other, or block by block in turn (`alternate`).
+
+    Weights of one model share an `arena`.
 
     `kind` is for float rows; GGUF rows keep their own form, and all parts must end up in one.
     Parts but the last must fill whole blocks of 16 rows unless they alternate. Raises ValueError.
@@ -85,8 +88,9 @@ def pack(
     k = parts[0].k
     counts = [-(-part.n // native.BLOCK) for part in parts]
     library, k_pad = native.load(), _padded(k)
-    data = _aligned(sum(counts) * library.tl_block_bytes(form, k_pad))
-    scales = torch.empty(sum(counts) * library.tl_block_scales(form, k_pad), dtype=torch.int16)
+    arena = arena or Arena()
+    data = arena.take(sum(counts) * library.tl_block_bytes(form, k_pad), torch.uint8)
+    scales = arena.take(sum(counts) * library.tl_block_scales(form, k_pad), torch.int16)
     start = 0
     for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
         values = part.values.contiguous()
@@ -204,8 +208,3 @@ def _pack_bias(
 
 def _padded(k: int) -> int:
     return -(-k // native.GROUP) * native.GROUP
-
-
-def _aligned(num_bytes: int) -> torch.Tensor:
-    buffer = torch.empty(num_bytes + _ALIGN - 1, dtype=torch.uint8)
-    return buffer[-buffer.data_ptr() % _ALIGN :][:num_bytes]

@@ -117,6 +117,13 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
             "weights, else int8, and float32 where the native CPU library is missing"
         ),
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "int8"],
+        Meta(
+            description="how keys and values are kept in the int8 and int4 modes; int8 halves "
+            "their memory; auto: bfloat16, and in a float mode what it computes in"
+        ),
+    ] = "auto"
     kv_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -13,6 +13,7 @@ import torch  # noqa: F401  (brings the OpenMP runtime that the library shares)
 
 INT8, INT4, INT8_SUB = 0, 1, 2  # WeightKind
 FLOAT_TO_INT8, FLOAT_TO_INT4, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q8_0 = range(5)  # RowFormat
+KV_BF16, KV_INT8 = 0, 1  # KvKind
 STORE, ADD, SILU_MUL = 0, 1, 2  # Epilogue
 BLOCK = 16  # outputs in a packed block
 GROUP = 64  # inputs that share a scale of activations
@@ -58,7 +59,7 @@ class Layer(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = [
         *((n, c_int32) for n in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((n, c_int32) for n in ("vocab", "num_layers", "page_size", "threads")),
+        *((n, c_int32) for n in ("vocab", "num_layers", "page_size", "threads", "kv_kind")),
         ("eps", c_float),
         ("cos_sin", c_void_p),
     ]

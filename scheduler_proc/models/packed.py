@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ...kernels.cpu.arena import Arena
 from ...kernels.decoder import (
     Decoder,
     DecoderLayer,
@@ -75,7 +76,7 @@ class PackedLlama:
 
 def pack_model(model: LlamaForCausalLM, kind: Kind, exact: ExactRows, threads: int) -> PackedLlama:
     """Packs a filled model layer by layer, giving up its plain weights on the way."""
-    packer = _Packer(model.spec, model.weight_slots, kind, exact, threads)
+    packer = _Packer(model.spec, model.weight_slots, kind, exact, threads, Arena())
     cos_sin = model.cos_sin
     layers = []
     for index in range(model.spec.num_layers):
@@ -94,6 +95,7 @@ class _Packer:
     kind: Kind
     exact: ExactRows
     threads: int
+    arena: Arena
 
     def layer(self, prefix: str) -> DecoderLayer:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -122,7 +124,9 @@ class _Packer:
             biases = None if biases is None else [torch.cat(biases)]
         # A vocabulary in 4 bits costs more quality than it saves: float embeddings go to int8.
         kind: Kind = "int8" if parts[0] in ("embed_tokens", "lm_head") else self.kind
-        return pack(rows, kind, alternate=gated, biases=biases, threads=self.threads)
+        return pack(
+            rows, kind, alternate=gated, biases=biases, threads=self.threads, arena=self.arena
+        )
 
     def norm(self, name: str) -> torch.Tensor:
         return self.slots.pop(f"{name}.weight").float().contiguous()

@@ -4,12 +4,13 @@ Owned by the model runner; the models read and write the buffers through Forward
 belongs to whom is decided in core and arrives as new page table entries.
 """
 
-import mmap
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from ...kernels.cpu.arena import map_memory
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,8 +45,7 @@ def _lazy_zeros(shape: KVShape, num_slots: int) -> torch.Tensor:
     """Zeros that take no memory until touched; torch.zeros on a CPU would write them."""
     size = (num_slots, shape.num_kv_heads, shape.head_dim)
     num_bytes = num_slots * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=shape.dtype).view(size)
+    return torch.frombuffer(map_memory(num_bytes), dtype=shape.dtype).view(size)
 
 
 class SlotTable:

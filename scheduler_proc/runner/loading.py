@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.cpu.native import NativeMissing
 from ...kernels.cpu.native import load as load_native
-from ...kernels.decoder import cache_head_dim, check_page_size
+from ...kernels.decoder import cache_width, check_page_size
 from ...model_files.errors import ModelError
 from ...model_files.gguf_file import open_gguf
 from ...model_files.tokenizer import tokenizer_size
@@ -25,6 +25,7 @@ from .model_runner import LoadedModel, Model, ModelRunner
 logger = logging.getLogger(__name__)
 
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_KV_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _FOUR_BITS = ("Q4_0", "Q4_1")
 _DEVICE = "cpu"  # the only one so far: what `auto` finds
 
@@ -36,6 +37,7 @@ class _Source:
     path: str
     config: ModelConfig
     mode: str
+    kv_dtype: torch.dtype
     threads: int
 
 
@@ -47,20 +49,28 @@ def make_model_runner(
         raise ModelError("no model was given: the launcher resolves the default to a path")
     threads = execution.cpu_threads or physical_cores()
     torch.set_num_threads(threads)
-    mode = choose_mode(execution.dtype, model.model, scheduling.page_size)
-    loaded = _load(_Source(model.model, model, mode, threads))
+    mode = choose_mode(execution, model.model, scheduling.page_size)
+    kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, mode)
+    loaded = _load(_Source(model.model, model, mode, kv_dtype, threads))
     runner = ModelRunner(loaded, scheduling, execution)
-    logger.info("running on %s in %s with %d threads", _DEVICE, mode, threads)
+    logger.info(
+        "running on %s in %s with %s KV and %d threads",
+        _DEVICE,
+        mode,
+        str(kv_dtype).removeprefix("torch."),
+        threads,
+    )
     return runner
 
 
-def choose_mode(asked: str, path: str, page_size: int) -> str:
+def choose_mode(execution: ExecutionConfig, path: str, page_size: int) -> str:
     """Resolves `auto`, and refuses what cannot run here. Raises ModelError."""
+    asked = execution.dtype
     if asked in _FLOATS:
         return asked
     try:
         load_native()
-        check_page_size(page_size)
+        check_page_size(page_size, _KV_DTYPES[execution.kv_cache_dtype])
     except (NativeMissing, ValueError) as error:
         if asked != "auto":
             raise ModelError(f"--dtype {asked} is not possible: {error}") from error
@@ -69,6 +79,18 @@ def choose_mode(asked: str, path: str, page_size: int) -> str:
     if asked != "auto":
         return asked
     return "int4" if path.endswith(".gguf") and _mostly_four_bits(path) else "int8"
+
+
+def choose_kv_dtype(asked: str, mode: str) -> torch.dtype:
+    """Raises ModelError. A float mode keeps keys and values as it computes them."""
+    if mode in _FLOATS:
+        if asked not in ("auto", mode):
+            raise ModelError(
+                f"--kv-cache-dtype {asked} is not possible with --dtype {mode}, which keeps keys "
+                f"and values in {mode}: only int8 and int4 have a choice"
+            )
+        return _FLOATS[mode]
+    return _KV_DTYPES[asked]
 
 
 def _mostly_four_bits(path: str) -> bool:
@@ -86,8 +108,8 @@ def _load(source: _Source) -> LoadedModel:
         kv_shape=KVShape(
             spec.num_layers,
             spec.num_kv_heads,
-            cache_head_dim(spec.head_dim) if packed else spec.head_dim,
-            torch.bfloat16 if packed else _FLOATS[source.mode],
+            cache_width(spec.head_dim, source.kv_dtype) if packed else spec.head_dim,
+            source.kv_dtype,
         ),
         context_length=spec.context_length,
         # embeddings are often padded to a round number beyond what the tokenizer knows

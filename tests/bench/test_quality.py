@@ -94,10 +94,10 @@ def test_every_mode_runs_and_stays_near(
     windows = [ids(512, seed) for seed in range(2)]
     material = Material(windows=windows, prompts=[ids(32, seed) for seed in range(30)], vocab=CUT)
     done: list[int] = []
-    raw = measure(load(path, mode, 1), material, done.append)
+    raw = measure(load(path, mode, 1), mode, material, done.append)
     assert sum(done) == 32
     assert [len(answer) for answer in raw.answers] == [32] * 30
-    expected = measure(load(path, "float32", 1), material, done.append)
+    expected = measure(load(path, "float32", 1), "float32", material, done.append)
     assert raw.losses == pytest.approx(expected.losses, rel=0.05)
     assert compare(mode, raw, expected).common_prefix > 1  # 0.01 by chance
 
@@ -109,7 +109,7 @@ def test_a_short_context_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="512"):
-        measure(load(str(tmp_path), "float32", 1), Material([], [], VOCAB), int)
+        measure(load(str(tmp_path), "float32", 1), "float32", Material([], [], VOCAB), int)
 
 
 def test_the_arithmetic() -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from tokenloom.kernels.cpu import native
-from tokenloom.kernels.decoder import Decoder, cache_head_dim
+from tokenloom.kernels.decoder import Decoder, cache_width
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.scheduler_proc.models import packed as packed_module
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
@@ -22,18 +22,24 @@ from tokenloom.scheduler_proc.models.packed import PackedLlama
 from tokenloom.scheduler_proc.worker_batch import ForwardMode
 
 KINDS = ["int8", "int4"]
+KV_DTYPES = [torch.bfloat16, torch.int8]
 PAGES = 4096 // 16
 
 
 class PackedPool:
     """Pages in a shuffled order; requests by name, some of which start on another's pages."""
 
-    def __init__(self, model: PackedLlama, page_size: int = 16, num_tokens: int = 4096) -> None:
+    def __init__(
+        self,
+        model: PackedLlama,
+        page_size: int = 16,
+        num_tokens: int = 4096,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         spec, self.page_size = model.spec, page_size
-        width = cache_head_dim(spec.head_dim)
-        shape = (num_tokens, spec.num_kv_heads, width)
-        self.k = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(spec.num_layers)]
-        self.v = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(spec.num_layers)]
+        shape = (num_tokens, spec.num_kv_heads, cache_width(spec.head_dim, dtype))
+        self.k = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
+        self.v = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
         generator = torch.Generator().manual_seed(5)
         order = torch.randperm(num_tokens // page_size - 1, generator=generator)
         self.free = (order + 1).tolist()
@@ -111,19 +117,21 @@ FAMILIES = [
 LONG = {"hidden_size": 96, "max_position_embeddings": 2048, "initializer_range": 0.08}
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("config", "fields"), FAMILIES)
 def test_close_to_float32(
     config: type[transformers.PreTrainedConfig],
     fields: dict[str, int],
     kind: str,
+    dtype: torch.dtype,
     checkpoint: Checkpoint,
     load_packed: Callable[..., PackedLlama],
     oracle: Callable[..., torch.Tensor],
 ) -> None:
     """Within what the weights' rounding costs: the float32 model holds the unrounded ones."""
     reference = checkpoint(config, **(LONG | fields))
-    pool = PackedPool(load_packed(kind))
+    pool = PackedPool(load_packed(kind), dtype=dtype)
     ids = tokens(300)
     expected = oracle(reference, ids)[-1]
     got = pool.run({"a": ids})[0]
@@ -132,13 +140,23 @@ def test_close_to_float32(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("page_size", [1, 4, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("page_size", "dtype"),
+    [
+        *((page_size, torch.bfloat16) for page_size in (1, 4, 16, 32, 64)),
+        *((page_size, torch.int8) for page_size in (16, 64)),
+    ],
+)
 def test_the_law(
-    kind: str, page_size: int, checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
+    kind: str,
+    page_size: int,
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    load_packed: Callable[..., PackedLlama],
 ) -> None:
     """Whole, in chunks, token by token, from shared pages, in a crowd: the same bits."""
     checkpoint(transformers.LlamaConfig, **(LONG | {"num_attention_heads": 6}))
-    pool = PackedPool(load_packed(kind), page_size)
+    pool = PackedPool(load_packed(kind), page_size, dtype=dtype)
     ids = tokens(600)
     whole = pool.run({"whole": ids})[0]
     for start in range(0, 600, 100):
@@ -179,38 +197,41 @@ def test_threads_and_page_size_change_no_bit(
         assert torch.equal(other, results[0])
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("isa", range(native.load().tl_best_isa() + 1))
 def test_every_instruction_set_agrees(
     isa: int,
+    dtype: torch.dtype,
     checkpoint: Checkpoint,
     load_packed: Callable[..., PackedLlama],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint(transformers.LlamaConfig, **LONG)
     ids = tokens(290)
-    expected = PackedPool(load_packed()).run({"a": ids})
+    expected = PackedPool(load_packed(), dtype=dtype).run({"a": ids})
 
     def forced(*args: object, **options: object) -> Decoder:
         return Decoder(*args, isa=isa, **options)  # type: ignore[arg-type, misc]
 
     monkeypatch.setattr(packed_module, "Decoder", forced)
-    got = PackedPool(load_packed()).run({"a": ids})
+    got = PackedPool(load_packed(), dtype=dtype).run({"a": ids})
     torch.testing.assert_close(got, expected, rtol=0, atol=0.05 * float(expected.abs().max()))
     assert torch.cosine_similarity(got[0], expected[0], dim=0) > 0.9995
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_rubbish_beyond_a_request_is_never_read(
-    checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
+    dtype: torch.dtype, checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
 ) -> None:
     """NaN in all slots that the request did not write, behind its end in its last page too."""
     checkpoint(transformers.LlamaConfig, **(LONG | {"hidden_size": 64}))  # no padding in a head
     model = load_packed()
-    clean, dirty = PackedPool(model), PackedPool(model)
+    clean, dirty = PackedPool(model, dtype=dtype), PackedPool(model, dtype=dtype)
     model.reset()
     expected = clean.run({"a": tokens(37)})
     model.reset()
     for cache in dirty.k + dirty.v:
-        cache.fill_(torch.nan)
+        cache.fill_(torch.nan if dtype.is_floating_point else -1)  # bytes of ones: NaN as a scale
     assert torch.equal(dirty.run({"a": tokens(37)}), expected)
 
 
@@ -218,6 +239,8 @@ def test_an_odd_page_size_is_refused(
     checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
 ) -> None:
     checkpoint(transformers.LlamaConfig)
+    with pytest.raises(ValueError, match=r"--page-size 8 .* --kv-cache-dtype int8"):
+        PackedPool(load_packed(), 8, dtype=torch.int8).run({"a": [1]})
     for page_size in (12, 48):  # 48: a piece would end within a page that others may not share
         with pytest.raises(ValueError, match=f"--page-size {page_size}"):
             PackedPool(load_packed(), page_size).run({"a": [1]})

@@ -5,7 +5,6 @@ finds in a request's slots: one wrong slot is a wrong token.
 """
 
 import dataclasses
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -242,41 +241,6 @@ def test_a_pool_that_cannot_work_is_refused() -> None:
         hash_runner(16, kv_tokens=15)
 
 
-class EmptyModel:
-    """Costs nothing: what is left is the runner's own time."""
-
-    def __init__(self, rows: int) -> None:
-        self._logits = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        return self._logits
-
-
-def test_a_decode_step_of_32_rows_has_little_overhead() -> None:
-    """The aim is below 1 ms; the best of many steps is compared with a generous bound."""
-    loaded = LoadedModel(EmptyModel(32), KVShape(1, 1, 1, torch.float32), 4096, 512, "float32")
-    runner = ModelRunner(loaded, SchedulingConfig(), ExecutionConfig(kv_tokens=4096))
-    rows = list(range(32))
-    best = float("inf")
-    for step in range(50):
-        batch = ModelWorkerBatch(
-            step=step,
-            mode=ForwardMode.DECODE,
-            num_decodes=len(rows),
-            rows=rows,
-            prefix_lens=[1000] * 32,
-            extend_lens=[1] * 32,
-            samples=[True] * 32,
-            input_ids=array("i", rows),
-            new_pages=[(row, 62, row + 1) for row in rows],
-            opened=[RowOpen(r, GREEDY, array("i"), array("i"), ()) for r in rows if step == 0],
-        )
-        start = time.perf_counter()
-        runner.run(batch)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.003
-
-
 @pytest.fixture(scope="module")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint of 120 ids with a tokenizer that knows 100 of them."""
@@ -358,3 +322,23 @@ def test_a_tiny_llama_answers_as_in_transformers(
         assert len(answer) > 12
         assert len(set(answer)) > 3
         assert answer == reference_answer(tiny_llama, request.prompt, len(answer))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype", "page_size", "said"),
+    [
+        ("float32", "int8", 16, r"--kv-cache-dtype int8 .* --dtype float32"),
+        ("bfloat16", "int8", 16, r"--kv-cache-dtype int8 .* --dtype bfloat16"),
+        ("float32", "bfloat16", 16, r"--kv-cache-dtype bfloat16 .* --dtype float32"),
+        ("int8", "int8", 8, r"--page-size 8 .* --kv-cache-dtype int8"),
+        ("int4", "auto", 48, r"--page-size 48"),
+    ],
+)
+def test_a_cache_that_the_mode_cannot_have_is_refused(
+    dtype: str, kv_cache_dtype: str, page_size: int, said: str, tiny_llama: Path
+) -> None:
+    execution = ExecutionConfig(dtype=dtype, kv_cache_dtype=kv_cache_dtype)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=said):
+        make_model_runner(
+            ModelConfig(model=str(tiny_llama)), SchedulingConfig(page_size=page_size), execution
+        )

@@ -47,8 +47,8 @@ GOLDEN = [
     (
         TokenizedGenerateReq(1, b"\x05\0\0\0", SamplingParams(temperature=0.0)),
         codec.to_scheduler(),
-        "94b4546f6b656e697a656447656e657261746552657101c40405000000"
-        "de0001ab74656d7065726174757265cb0000000000000000",
+        "97b4546f6b656e697a656447656e657261746552657101c40405000000"
+        "de0001ab74656d7065726174757265cb000000000000000000a0a0",
     ),
     (
         BatchTokenIDOut([ROW]),

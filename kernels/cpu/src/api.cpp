@@ -54,10 +54,18 @@ TL_EXPORT void tl_unpack_row(const Weight* w, int32_t row, float* out) { unpack_
 TL_EXPORT Engine* tl_engine_new(const Shape* shape, const Layer* layers, const Weight* embedding,
                       const Weight* head, const float* final_norm, int32_t isa) {
   auto* engine = new Engine(*shape, layers, *embedding, *head, final_norm);
+  const bool int8 = shape->kv_kind == kKvInt8;
+  if (int8) engine->attention = &kAttentionInt8Portable;
 #if defined(__x86_64__)
-  if (isa >= 1) engine->linear = &kLinearAvx2, engine->attention = &kAttentionAvx2;
-  if (isa >= 2) engine->linear = &kLinearAvx512;
-  if (isa >= 2 && has_avx512(true)) engine->attention = &kAttentionAvx512;
+  if (isa >= 1) {
+    engine->linear = &kLinearAvx2;
+    engine->attention = int8 ? &kAttentionInt8Avx2 : &kAttentionAvx2;
+  }
+  if (isa >= 2) {
+    engine->linear = &kLinearAvx512;
+    if (int8) engine->attention = &kAttentionInt8Avx512;
+    if (!int8 && has_avx512(true)) engine->attention = &kAttentionAvx512;
+  }
 #endif
   return engine;
 }

@@ -12,22 +12,30 @@ namespace tokenloom {
 namespace {
 
 constexpr int kRows = 6;
+constexpr int kAhead = 3;  // blocks
 
 inline __m512bh bf16(__m512i v) { return (__m512bh)v; }
 
+inline const uint16_t* block(const uint8_t* base, const KeyBlocks& blocks, int b) {
+  return reinterpret_cast<const uint16_t*>(base + blocks.ids[b] * blocks.stride);
+}
+
 template <int R>
 void scores(const QueryRow* rows, const KeyBlocks& blocks, int num_blocks, int dim,
-            float (*s)[kPiece]) {
+            bool cold, float (*s)[kPiece]) {
+  const size_t bytes = kv_block_bytes(kKvBf16, dim);
   for (int b = 0; b < num_blocks; ++b) {
-    const uint16_t* keys = blocks.k + blocks.ids[b] * blocks.stride;
+    const uint16_t* keys = block(blocks.k, blocks, b);
+    if (cold) fetch(block(blocks.v, blocks, b), bytes);
+    if (cold && b + kAhead < num_blocks) fetch(block(blocks.k, blocks, b + kAhead), bytes);
     __m512 even[R], odd[R];  // two chains hide the latency of the dot product
     for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
     for (int d = 0; d < dim; d += 4) {
       const __m512bh first = bf16(load512(keys + d * kPage));
       const __m512bh second = bf16(load512(keys + (d + 2) * kPage));
       for (int r = 0; r < R; ++r) {
-        even[r] = _mm512_dpbf16_ps(even[r], first, bf16(broadcast4(rows[r].q + d)));
-        odd[r] = _mm512_dpbf16_ps(odd[r], second, bf16(broadcast4(rows[r].q + d + 2)));
+        even[r] = _mm512_dpbf16_ps(even[r], first, bf16(broadcast4(rows[r].q + 2 * d)));
+        odd[r] = _mm512_dpbf16_ps(odd[r], second, bf16(broadcast4(rows[r].q + 2 * d + 4)));
       }
     }
     for (int r = 0; r < R; ++r)
@@ -56,14 +64,16 @@ inline void softmax(const float* s, uint16_t* p, const QueryRow& row, int num_bl
 
 // 16 Z values of each row, pair of tokens by pair. Tokens beyond `keys` may hold anything.
 template <int R, int Z>
-void values(const uint16_t (*p)[kPiece], const KeyBlocks& blocks, int keys, int dim, int d0,
-            const QueryRow* rows) {
+void values(const uint16_t (*p)[kPiece], const KeyBlocks& blocks, const KeyBlocks* next, int keys,
+            int dim, int d0, const QueryRow* rows) {
   __m512 acc[R][Z];
   for (int r = 0; r < R; ++r)
     for (int z = 0; z < Z; ++z) acc[r][z] = _mm512_setzero_ps();
   for (int t = 0; t < keys; t += 2) {
-    const uint16_t* pair = blocks.v + blocks.ids[t / kPage] * blocks.stride +
-                           (size_t(t % kPage / 2) * dim + d0) * 2;
+    const int b = t / kPage;
+    if (next && t % kPage == 0 && b < next->count)
+      fetch(block(next->k, *next, b), kv_block_bytes(kKvBf16, dim));
+    const uint16_t* pair = block(blocks.v, blocks, b) + (size_t(t % kPage / 2) * dim + d0) * 2;
     const __m512i keep = _mm512_set1_epi32(t + 1 < keys ? -1 : 0xffff);
     __m512bh v[Z];
     for (int z = 0; z < Z; ++z) v[z] = bf16(_mm512_and_si512(load512(pair + 32 * z), keep));
@@ -77,46 +87,37 @@ void values(const uint16_t (*p)[kPiece], const KeyBlocks& blocks, int keys, int 
 }
 
 template <int R>
-void some_rows(const QueryRow* rows, const KeyBlocks& blocks, int dim) {
+void some_rows(const QueryRow* rows, const KeyBlocks& blocks, const KeyBlocks* next, int dim,
+               bool cold) {
   alignas(64) float s[R][kPiece];
   alignas(64) uint16_t p[R][kPiece];
   int keys = 0;
   for (int r = 0; r < R; ++r) keys = rows[r].keys > keys ? rows[r].keys : keys;
   const int num_blocks = (keys + kPage - 1) / kPage;
-  scores<R>(rows, blocks, num_blocks, dim, s);
+  scores<R>(rows, blocks, num_blocks, dim, cold, s);
   for (int r = 0; r < R; ++r) softmax(s[r], p[r], rows[r], num_blocks, dim);
   int d = 0;
-  for (; d + 64 <= dim; d += 64) values<R, 4>(p, blocks, keys, dim, d, rows);
-  for (; d < dim; d += 16) values<R, 1>(p, blocks, keys, dim, d, rows);
+  for (; d + 64 <= dim; d += 64, next = nullptr)
+    values<R, 4>(p, blocks, next, keys, dim, d, rows);
+  for (; d < dim; d += 16, next = nullptr) values<R, 1>(p, blocks, next, keys, dim, d, rows);
 }
 
-void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim) {
-  for (int r = 0; r < num_rows; r += kRows) {
+void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks* next,
+           int dim) {
+  for (int r = 0; r < num_rows; r += kRows, next = nullptr) {
     switch (num_rows - r < kRows ? num_rows - r : kRows) {
-      case 1: some_rows<1>(rows + r, blocks, dim); break;
-      case 2: some_rows<2>(rows + r, blocks, dim); break;
-      case 3: some_rows<3>(rows + r, blocks, dim); break;
-      case 4: some_rows<4>(rows + r, blocks, dim); break;
-      case 5: some_rows<5>(rows + r, blocks, dim); break;
-      case 6: some_rows<6>(rows + r, blocks, dim); break;
+      case 1: some_rows<1>(rows + r, blocks, next, dim, r == 0); break;
+      case 2: some_rows<2>(rows + r, blocks, next, dim, r == 0); break;
+      case 3: some_rows<3>(rows + r, blocks, next, dim, r == 0); break;
+      case 4: some_rows<4>(rows + r, blocks, next, dim, r == 0); break;
+      case 5: some_rows<5>(rows + r, blocks, next, dim, r == 0); break;
+      case 6: some_rows<6>(rows + r, blocks, next, dim, r == 0); break;
     }
   }
 }
 
-void merge(float* out, const float* part, int dim) {
-  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
-  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
-  const __m512 a = _mm512_set1_ps(mine), b = _mm512_set1_ps(theirs);
-  for (int d = 0; d < dim; d += 16) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(out + d), a);
-    _mm512_storeu_ps(out + d, _mm512_fmadd_ps(_mm512_loadu_ps(part + d), b, scaled));
-  }
-  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
-  out[dim] = top;
-}
-
 }  // namespace
 
-const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge};
+const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512};
 
 }  // namespace tokenloom

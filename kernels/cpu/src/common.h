@@ -15,6 +15,21 @@ constexpr int kSubgroup = 32;  // inputs that share a scale in 4-bit weights, as
 
 enum WeightKind : int32_t { kInt8 = 0, kInt4 = 1, kInt8Sub = 2 };
 
+// Keys and values of 16 tokens of one kv head, `dim` being head_dim padded to 16:
+//   kKvBf16   keys [dim / 2][16 tokens][2] bf16; values [8 pairs of tokens][dim][2] bf16
+//   kKvInt8   keys [dim / 4][16 tokens][4] of q + 128, values [4][dim][4 tokens] of q; behind each
+//             of them the scales [16 tokens] float: x = scale * q
+enum KvKind : int32_t { kKvBf16 = 0, kKvInt8 = 1 };
+
+static inline size_t kv_block_bytes(int kind, int dim) {
+  return size_t(kPage) * (kind == kKvInt8 ? dim + sizeof(float) : dim * sizeof(uint16_t));
+}
+
+// A query row: [dim] bf16, or [dim] of q, its scale (float) and the sum of q (int32).
+static inline size_t query_bytes(int kind, int dim) {
+  return kind == kKvInt8 ? dim + 2 * sizeof(float) : dim * sizeof(uint16_t);
+}
+
 // y = x W^T with W [n, k], packed in blocks of 16 outputs; k is padded with zeros to k_pad.
 //   kInt8     data [block][k_pad / 4][16 outputs][4 inputs] of q + 128,
 //             scales [block][k_pad / 64][16] bf16; w = scale * q

@@ -107,7 +107,7 @@ void Engine::prepare(const Step& step) {
   grow(qkv, tokens * (shape.heads + 2 * shape.kv_heads) * shape.head_dim);
   grow(hidden, tokens * inner_stride);
   grow(attended, tokens * shape.heads * shape.head_dim);
-  grow(queries, tokens * shape.heads * dim);
+  grow(queries, tokens * shape.heads * query_bytes(shape.kv_kind, dim));
   grow(partial, size_t(plan.slots.back()) * shape.heads * (dim + 2));
   grow(q8, tokens * wide);
   grow(q8_scales, tokens * (wide / kGroup));

@@ -12,19 +12,18 @@ namespace tokenloom {
 
 struct Shape {
   int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab;
-  int32_t num_layers, page_size, threads;
+  int32_t num_layers, page_size, threads, kv_kind;
   float eps;
   const float* cos_sin;  // [positions, head_dim]: cosines, then sines, of head_dim / 2 pairs
 };
 
-// Caches hold [pages, kv_heads, page_size * dim] bf16, dim being head_dim padded to 16. Pages of 16
-// tokens (or 32 ... 256) are laid out for the kernels: keys [dim / 2][16][2], values [8][dim][2].
-// Smaller pages are plain [page_size][dim] and are gathered when used.
+// Caches hold [pages, kv_heads, blocks of 16 tokens], see KvKind. Pages smaller than a block are
+// plain [page_size][dim] bf16 and are gathered when used; in 8 bits there are none.
 struct Layer {
   Weight qkv, o, gate_up, down;
   const float *input_norm, *post_norm;  // [hidden]
   const float *q_norm, *k_norm;         // [head_dim] or null
-  uint16_t *k_cache, *v_cache;
+  uint8_t *k_cache, *v_cache;
 };
 
 struct Step {
@@ -103,10 +102,15 @@ struct Engine {
   // Scratch, grown as steps need it: [tokens, ...] each.
   std::vector<float> x, qkv, hidden, attended, sample_x;
   std::vector<float> partial;  // [slots, heads, dim + 2]
-  std::vector<uint16_t> queries;  // [tokens, heads, dim] bf16
+  std::vector<uint8_t> queries;  // [tokens, heads, query_bytes]
   std::vector<int8_t> q8;
   std::vector<float> q8_scales;
   std::vector<int32_t> q8_sums;
+
+  size_t head_bytes() const {  // of one kv head in a page
+    if (shape.page_size < kPage) return size_t(shape.page_size) * dim * sizeof(uint16_t);
+    return size_t(shape.page_size / kPage) * kv_block_bytes(shape.kv_kind, dim);
+  }
 
   Engine(const Shape&, const Layer*, const Weight& embedding, const Weight& head,
          const float* final_norm);

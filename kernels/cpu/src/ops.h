@@ -16,22 +16,25 @@ struct LinearOps {
 
 // One query row of an attention unit: a token's head against the first keys of a piece.
 struct QueryRow {
-  const uint16_t* q;  // [dim] bf16, scaled by 1 / sqrt(head_dim)
-  float* out;         // [dim + 2]: values not yet divided by the sum, the maximum, the sum
-  int32_t keys;       // of the piece, that this row may see; at least 1
+  const uint8_t* q;  // see query_bytes; scaled by 1 / sqrt(head_dim)
+  float* out;        // [dim + 2]: values not yet divided by the sum, the maximum, the sum
+  int32_t keys;      // of the piece, that this row may see; at least 1
 };
 
-// A piece of one kv head: up to 256 keys in blocks of 16 tokens.
+// A piece of one kv head: up to 256 keys in blocks of 16 tokens, see KvKind.
 struct KeyBlocks {
-  const uint16_t* k;      // block b at k + ids[b] * stride: [dim / 2][16 tokens][2] bf16
-  const uint16_t* v;      // [8 pairs of tokens][dim][2] bf16
+  const uint8_t* k;  // block b at k + ids[b] * stride
+  const uint8_t* v;
   const int32_t* ids;
-  size_t stride;
+  size_t stride;  // bytes
+  int32_t count;
 };
 
 struct AttentionOps {
   const char* name;
-  void (*piece)(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim);
+  // `next` is what this thread works on after `blocks`: fetched from memory meanwhile; or null.
+  void (*piece)(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks* next,
+                int dim);
   // out = out merged with part, both as QueryRow::out.
   void (*merge)(float* out, const float* part, int dim);
 };
@@ -41,10 +44,11 @@ using Draw = int32_t (*)(const float*, int32_t, float, float, uint32_t, uint32_t
 
 extern const LinearOps kLinearPortable;
 extern const Draw kDrawPortable;
-extern const AttentionOps kAttentionPortable;
+extern const AttentionOps kAttentionPortable, kAttentionInt8Portable;
 #if defined(__x86_64__)
 extern const LinearOps kLinearAvx2, kLinearAvx512;
 extern const AttentionOps kAttentionAvx2, kAttentionAvx512;
+extern const AttentionOps kAttentionInt8Avx2, kAttentionInt8Avx512;
 extern const Draw kDrawAvx2, kDrawAvx512;
 #endif
 

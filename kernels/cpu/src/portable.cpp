@@ -12,5 +12,6 @@ namespace portable {
 const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
                                 portable::rms_norm_row};
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
+const AttentionOps kAttentionInt8Portable{"portable", portable::int8_piece, portable::merge};
 const Draw kDrawPortable = portable::draw;
 }  // namespace tokenloom

@@ -107,12 +107,18 @@ void rms_norm_row(const float* x, const float* weight, float eps, int k, float* 
   for (int i = 0; i < k; ++i) y[i] = x[i] * inverse * weight[i];
 }
 
+inline const uint8_t* block_of(const uint8_t* base, const KeyBlocks& blocks, int t) {
+  return base + blocks.ids[t / kPage] * blocks.stride;
+}
+
 void one_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
   float s[kPiece], q[kMaxHeadDim];
-  for (int d = 0; d < dim; ++d) q[d] = from_bf16(row.q[d]);
+  const auto* query = reinterpret_cast<const uint16_t*>(row.q);
+  for (int d = 0; d < dim; ++d) q[d] = from_bf16(query[d]);
   float top = -INFINITY;
   for (int t = 0; t < row.keys; ++t) {
-    const uint16_t* keys = blocks.k + blocks.ids[t / kPage] * blocks.stride + t % kPage * 2;
+    const auto* keys =
+        reinterpret_cast<const uint16_t*>(block_of(blocks.k, blocks, t)) + t % kPage * 2;
     float sum = 0.0f;
     for (int d = 0; d < dim; d += 2) {
       sum += q[d] * from_bf16(keys[d * kPage]);
@@ -125,8 +131,8 @@ void one_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
   for (int d = 0; d < dim; ++d) row.out[d] = 0.0f;
   for (int t = 0; t < row.keys; ++t) {
     const float p = std::exp(s[t] - top), weight = from_bf16(to_bf16(p));
-    const uint16_t* v = blocks.v + blocks.ids[t / kPage] * blocks.stride +
-                        size_t(t % kPage / 2) * dim * 2 + t % 2;
+    const auto* v = reinterpret_cast<const uint16_t*>(block_of(blocks.v, blocks, t)) +
+                    size_t(t % kPage / 2) * dim * 2 + t % 2;
     total += p;
     for (int d = 0; d < dim; ++d) row.out[d] += weight * from_bf16(v[2 * d]);
   }
@@ -134,8 +140,64 @@ void one_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
   row.out[dim + 1] = total;
 }
 
-void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, int dim) {
+inline float scale_of(const uint8_t* block, int t, int dim) {
+  float scale;
+  std::memcpy(&scale, block + size_t(dim) * kPage + t % kPage * 4, 4);
+  return scale;
+}
+
+// Scores of one row; returns the largest.
+float int8_scores(const QueryRow& row, const KeyBlocks& blocks, int dim, float* s) {
+  const auto* q = reinterpret_cast<const int8_t*>(row.q);
+  float scale, top = -INFINITY;
+  std::memcpy(&scale, q + dim, 4);
+  for (int t = 0; t < row.keys; ++t) {
+    const uint8_t* block = block_of(blocks.k, blocks, t);
+    const uint8_t* keys = block + t % kPage * 4;
+    int32_t sum = 0;
+    for (int d = 0; d < dim; d += 4)
+      for (int i = 0; i < 4; ++i) sum += (int(keys[d * kPage + i]) - 128) * q[d + i];
+    s[t] = float(sum) * (scale * scale_of(block, t, dim));
+    top = s[t] > top ? s[t] : top;
+  }
+  return top;
+}
+
+void one_int8_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
+  float s[kPiece], total = 0.0f, most = 0.0f;
+  const float top = int8_scores(row, blocks, dim, s);
+  for (int t = 0; t < row.keys; ++t) {
+    const float p = std::exp(s[t] - top);
+    s[t] = p * scale_of(block_of(blocks.v, blocks, t), t, dim);
+    total += p + s[t] * 0.0f;  // a value that is no number shows in the sum
+    most = s[t] > most ? s[t] : most;
+  }
+  int32_t high[kMaxHeadDim] = {}, low[kMaxHeadDim] = {};
+  const float inverse = most > 0.0f ? 65535.0f / most : 0.0f;
+  for (int t = 0; t < row.keys; ++t) {
+    const float n = s[t] * inverse;
+    const int weight = n >= 0.0f ? int(std::nearbyint(n)) : 0;
+    const uint8_t* block = block_of(blocks.v, blocks, t);
+    const auto* v = reinterpret_cast<const int8_t*>(block) + size_t(t % kPage / 4) * dim * 4 + t % 4;
+    for (int d = 0; d < dim; ++d) {
+      high[d] += (weight >> 8) * v[4 * d];
+      low[d] += (weight & 255) * v[4 * d];
+    }
+  }
+  for (int d = 0; d < dim; ++d)
+    row.out[d] = (float(high[d]) * 256.0f + float(low[d])) * (most / 65535.0f);
+  row.out[dim] = top;
+  row.out[dim + 1] = total;
+}
+
+void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
+           int dim) {
   for (int r = 0; r < num_rows; ++r) one_row(rows[r], blocks, dim);
+}
+
+void int8_piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
+                int dim) {
+  for (int r = 0; r < num_rows; ++r) one_int8_row(rows[r], blocks, dim);
 }
 
 void merge(float* out, const float* part, int dim) {

@@ -14,6 +14,7 @@ namespace avx2 {
 }
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
+const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};
 const Draw kDrawAvx2 = avx2::draw;
 }  // namespace tokenloom
 #pragma GCC pop_options

@@ -16,6 +16,13 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(dword);
 }
 
+// Ask for memory that is needed in a microsecond or so. Into the second cache: the first is too
+// small to hold it so long.
+inline void fetch(const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64)
+    _mm_prefetch(static_cast<const char*>(from) + i, _MM_HINT_T1);
+}
+
 inline __mmask16 tail_mask(int count) {
   return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
 }
@@ -34,6 +41,19 @@ inline __m512 exp512(__m512 x) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
   p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
   return _mm512_scalef_ps(p, n);
+}
+
+// The merge of AttentionOps.
+inline void merge512(float* out, const float* part, int dim) {
+  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
+  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
+  const __m512 a = _mm512_set1_ps(mine), b = _mm512_set1_ps(theirs);
+  for (int d = 0; d < dim; d += 16) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(out + d), a);
+    _mm512_storeu_ps(out + d, _mm512_fmadd_ps(_mm512_loadu_ps(part + d), b, scaled));
+  }
+  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
+  out[dim] = top;
 }
 
 }  // namespace

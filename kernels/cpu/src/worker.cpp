@@ -8,6 +8,8 @@
 namespace tokenloom {
 namespace {
 
+constexpr int kManyUnits = 4;  // for each thread
+
 // Buffers of a thread; a step never needs two of a kind at a time.
 thread_local std::vector<float> floats;
 thread_local std::vector<QueryRow> query_rows;
@@ -16,12 +18,13 @@ thread_local std::vector<uint16_t> gathered;
 thread_local std::vector<int32_t> block_ids;
 
 // Smaller pages: tokens one by one into the layout of the kernels.
-void gather(const uint16_t* cache, const int32_t* pages, int first, int keys, int page_size,
+void gather(const uint8_t* cache, const int32_t* pages, int first, int keys, int page_size,
             size_t stride, int dim, bool as_keys, uint16_t* out) {
   for (int t = 0; t < keys; ++t) {
     const int position = first + t;
-    const uint16_t* from = cache + pages[position / page_size] * stride +
-                           size_t(position % page_size) * dim;
+    const auto* from = reinterpret_cast<const uint16_t*>(
+                           cache + pages[position / page_size] * stride) +
+                       size_t(position % page_size) * dim;
     uint16_t* block = out + size_t(t / kPage) * kPage * dim;
     const int o = t % kPage;
     if (as_keys) {
@@ -33,6 +36,54 @@ void gather(const uint16_t* cache, const int32_t* pages, int first, int keys, in
       for (int d = 0; d < dim; ++d) block[(o / 2 * dim + d) * 2 + o % 2] = from[d];
     }
   }
+}
+
+Rounding rounding_of(const float* x, int count) {
+  uint32_t top = 0;
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    top = std::max(top, bits & 0x7fffffff);
+  }
+  return Rounding(top);
+}
+
+int rounded(float x, const Rounding& rounding) {
+  return rounding.finite ? int(std::nearbyint(x * rounding.inverse)) : 0;
+}
+
+// See query_bytes.
+void store_query(int kind, const float* q, int head_dim, int dim, uint8_t* out) {
+  std::memset(out, 0, query_bytes(kind, dim));
+  if (kind == kKvBf16) {
+    auto* to = reinterpret_cast<uint16_t*>(out);
+    for (int d = 0; d < head_dim; ++d) to[d] = to_bf16(q[d]);
+    return;
+  }
+  const Rounding rounding = rounding_of(q, head_dim);
+  int32_t sum = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    const int n = rounded(q[d], rounding);
+    out[d] = uint8_t(int8_t(n));
+    sum += n;
+  }
+  std::memcpy(out + dim, &rounding.scale, 4);
+  std::memcpy(out + dim + 4, &sum, 4);
+}
+
+// Token `o` of a block in 8 bits; what pads the head is zero. See KvKind.
+void store_int8(const float* k, const float* v, int o, int head_dim, int dim, uint8_t* keys,
+                uint8_t* values) {
+  const Rounding of_keys = rounding_of(k, head_dim), of_values = rounding_of(v, head_dim);
+  for (int d = 0; d < dim; ++d) {
+    const bool inside = d < head_dim;
+    keys[size_t(d / 4) * 4 * kPage + o * 4 + d % 4] =
+        uint8_t(128 + (inside ? rounded(k[d], of_keys) : 0));
+    values[(size_t(o / 4) * dim + d) * 4 + o % 4] =
+        uint8_t(int8_t(inside ? rounded(v[d], of_values) : 0));
+  }
+  std::memcpy(keys + size_t(dim) * kPage + o * 4, &of_keys.scale, 4);
+  std::memcpy(values + size_t(dim) * kPage + o * 4, &of_values.scale, 4);
 }
 
 }  // namespace
@@ -89,9 +140,8 @@ void Worker::rotate_and_store(const Layer& layer) {
       for (int h = 0; h < s.heads; ++h) {
         float* q = qkv + size_t(h) * s.head_dim;
         rotate(q, layer.q_norm, position);
-        uint16_t* out = e.queries.data() + (size_t(t) * s.heads + h) * e.dim;
-        for (int d = 0; d < s.head_dim; ++d) out[d] = to_bf16(q[d] * scale);
-        for (int d = s.head_dim; d < e.dim; ++d) out[d] = 0;
+        for (int d = 0; d < s.head_dim; ++d) q[d] *= scale;
+        store_query(s.kv_kind, q, s.head_dim, e.dim, query(t, h));
       }
       for (int h = 0; h < s.kv_heads; ++h) {
         float* k = qkv + size_t(s.heads + h) * s.head_dim;
@@ -118,76 +168,103 @@ void Worker::store_key_value(const Layer& layer, const Request& request, int pos
                              const float* k, const float* v) {
   const int page_size = e.shape.page_size, dim = e.dim, head_dim = e.shape.head_dim;
   const int page = request.pages[position / page_size], offset = position % page_size;
-  const size_t base = (size_t(page) * e.shape.kv_heads + head) * page_size * dim;
+  size_t at = (size_t(page) * e.shape.kv_heads + head) * e.head_bytes();
+  if (page_size >= kPage) at += size_t(offset / kPage) * kv_block_bytes(e.shape.kv_kind, dim);
+  const int o = offset % kPage;
+  if (e.shape.kv_kind == kKvInt8) {
+    store_int8(k, v, o, head_dim, dim, layer.k_cache + at, layer.v_cache + at);
+    return;
+  }
+  auto* keys = reinterpret_cast<uint16_t*>(layer.k_cache + at);
+  auto* values = reinterpret_cast<uint16_t*>(layer.v_cache + at);
   if (page_size < kPage) {
-    uint16_t* keys = layer.k_cache + base + size_t(offset) * dim;
-    uint16_t* values = layer.v_cache + base + size_t(offset) * dim;
+    keys += size_t(offset) * dim, values += size_t(offset) * dim;
     for (int d = 0; d < head_dim; ++d) keys[d] = to_bf16(k[d]), values[d] = to_bf16(v[d]);
     return;
   }
-  const int o = offset % kPage;
-  const size_t block = base + size_t(offset / kPage) * kPage * dim;
-  uint16_t* keys = layer.k_cache + block + 2 * o;
-  uint16_t* values = layer.v_cache + block + size_t(o / 2) * dim * 2 + o % 2;
   for (int d = 0; d < head_dim; ++d) {
-    keys[size_t(d / 2) * 2 * kPage + d % 2] = to_bf16(k[d]);
-    values[2 * d] = to_bf16(v[d]);
+    keys[size_t(d / 2) * 2 * kPage + 2 * o + d % 2] = to_bf16(k[d]);
+    values[(size_t(o / 2) * dim + d) * 2 + o % 2] = to_bf16(v[d]);
   }
 }
 
+// The heads of a unit lie side by side in memory: one thread takes all of them where there are
+// units enough. It knows its next task while it works on one, and has its keys fetched.
 void Worker::attend(const Layer& layer) {
-  const int kv_heads = e.shape.kv_heads, tasks = int(e.plan.units.size()) * kv_heads;
-  for (int task; (task = e.next_task.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+  const int kv_heads = e.shape.kv_heads, units = int(e.plan.units.size());
+  const int tasks = units * kv_heads, grain = units >= kManyUnits * threads ? kv_heads : 1;
+  const auto after = [&](int task) {
+    if ((task + 1) % grain) return task + 1;
+    return e.next_task.fetch_add(grain, std::memory_order_relaxed);
+  };
+  for (int task = after(-1), next; task < tasks; task = next) {
+    next = after(task);
     const Unit& unit = e.plan.units[task / kv_heads];
-    if (unit.piece >= 0) {
-      run_piece(layer, unit, unit.piece, task % kv_heads);
-      continue;
+    const int first = std::max(0, unit.piece);
+    const int last = unit.piece < 0 ? last_position(unit) / kPiece : first;
+    for (int piece = first; piece <= last; ++piece) {
+      const Work work{&unit, piece, task % kv_heads};
+      Work following{&unit, piece + 1, task % kv_heads};
+      if (piece == last && next < tasks) {
+        const Unit& other = e.plan.units[next / kv_heads];
+        following = {&other, std::max(0, other.piece), next % kv_heads};
+      }
+      run_piece(layer, work, piece < last || next < tasks ? &following : nullptr);
     }
-    const int last = e.plan.positions[e.plan.tokens[unit.first + unit.count - 1]] / kPiece;
-    for (int piece = 0; piece <= last; ++piece) run_piece(layer, unit, piece, task % kv_heads);
   }
+}
+
+int Worker::last_position(const Unit& unit) const {
+  return e.plan.positions[e.plan.tokens[unit.first + unit.count - 1]];
+}
+
+uint8_t* Worker::query(int token, int head) {
+  return e.queries.data() + (size_t(token) * e.shape.heads + head) *
+                                query_bytes(e.shape.kv_kind, e.dim);
 }
 
 float* Worker::partial(int slot, int head) {
   return e.partial.data() + (size_t(slot) * e.shape.heads + head) * (e.dim + 2);
 }
 
-void Worker::run_piece(const Layer& layer, const Unit& unit, int piece, int kv_head) {
+void Worker::run_piece(const Layer& layer, const Work& work, const Work* following) {
+  const Unit& unit = *work.unit;
   const int group = e.shape.heads / e.shape.kv_heads, size = e.dim + 2;
-  const bool merge = unit.piece < 0 && piece > 0;  // a span adds to what earlier pieces gave
+  const bool merge = unit.piece < 0 && work.piece > 0;  // a span adds to what earlier pieces gave
   query_rows.clear();
   wholes.clear();
   floats.resize(size_t(unit.count) * group * size);
-  int most = 0;
   for (int i = 0; i < unit.count; ++i) {
     const int t = e.plan.tokens[unit.first + i];
-    const int keys = std::min(kPiece, e.plan.positions[t] + 1 - piece * kPiece);
+    const int keys = std::min(kPiece, e.plan.positions[t] + 1 - work.piece * kPiece);
     if (keys <= 0) continue;
-    most = std::max(most, keys);
     const int slot = e.plan.slots[t] + std::max(0, unit.piece);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    for (int head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
       wholes.push_back(partial(slot, head));
       float* out = merge ? floats.data() + query_rows.size() * size : wholes.back();
-      query_rows.push_back({e.queries.data() + (size_t(t) * e.shape.heads + head) * e.dim, out,
-                            keys});
+      query_rows.push_back({query(t, head), out, keys});
     }
   }
-  const KeyBlocks blocks = key_blocks(layer, unit.pages, piece, kv_head, most);
-  e.attention->piece(query_rows.data(), int(query_rows.size()), blocks, e.dim);
+  const KeyBlocks blocks = key_blocks(layer, work);
+  KeyBlocks next{};
+  const bool ahead = following && e.shape.page_size == kPage;  // no list of blocks is to be made
+  if (ahead) next = key_blocks(layer, *following);
+  e.attention->piece(query_rows.data(), int(query_rows.size()), blocks, ahead ? &next : nullptr,
+                     e.dim);
   if (merge)
     for (size_t r = 0; r < query_rows.size(); ++r)
       e.attention->merge(wholes[r], query_rows[r].out, e.dim);
 }
 
-KeyBlocks Worker::key_blocks(const Layer& layer, const int32_t* pages, int piece, int kv_head,
-                             int keys) {
-  const int page_size = e.shape.page_size, first = piece * kPiece;
-  const size_t head = size_t(page_size) * e.dim, stride = head * e.shape.kv_heads;
-  const uint16_t* k = layer.k_cache + kv_head * head;
-  const uint16_t* v = layer.v_cache + kv_head * head;
-  if (page_size == kPage) return {k, v, pages + first / kPage, stride};
+KeyBlocks Worker::key_blocks(const Layer& layer, const Work& work) {
+  const int page_size = e.shape.page_size, first = work.piece * kPiece;
+  const int32_t* pages = work.unit->pages;
+  const int keys = std::min(kPiece, last_position(*work.unit) + 1 - first);
   const int count = (keys + kPage - 1) / kPage;
-  const size_t block = size_t(kPage) * e.dim;
+  const size_t head = e.head_bytes(), stride = head * e.shape.kv_heads;
+  const uint8_t* k = layer.k_cache + work.kv_head * head;
+  const uint8_t* v = layer.v_cache + work.kv_head * head;
+  if (page_size == kPage) return {k, v, pages + first / kPage, stride, count};
   block_ids.resize(count);
   if (page_size > kPage) {  // count in blocks of 16 tokens, of which a page of a head has several
     const size_t per_page = page_size / kPage;
@@ -195,13 +272,16 @@ KeyBlocks Worker::key_blocks(const Layer& layer, const int32_t* pages, int piece
       const int at = first / kPage + b;
       block_ids[b] = int32_t(pages[at / per_page] * per_page * e.shape.kv_heads + at % per_page);
     }
-    return {k, v, block_ids.data(), block};
+    return {k, v, block_ids.data(), kv_block_bytes(e.shape.kv_kind, e.dim), count};
   }
+  const size_t block = size_t(kPage) * e.dim;  // values
   gathered.resize(2 * count * block);
   gather(k, pages, first, keys, page_size, stride, e.dim, true, gathered.data());
   gather(v, pages, first, keys, page_size, stride, e.dim, false, gathered.data() + count * block);
   for (int b = 0; b < count; ++b) block_ids[b] = b;
-  return {gathered.data(), gathered.data() + count * block, block_ids.data(), block};
+  const auto* base = reinterpret_cast<const uint8_t*>(gathered.data());
+  const size_t bytes = block * sizeof(uint16_t);
+  return {base, base + count * bytes, block_ids.data(), bytes, count};
 }
 
 void Worker::merge_and_quantise(const Weight& o) {

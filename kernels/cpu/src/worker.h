@@ -5,6 +5,12 @@
 
 namespace tokenloom {
 
+// A piece of a unit for one kv head.
+struct Work {
+  const Unit* unit;
+  int piece, kv_head;
+};
+
 struct Worker {
   Engine& e;
   const Step& step;
@@ -19,7 +25,7 @@ struct Worker {
   void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows);
   void quantise_rows(const float* x, size_t stride, const Weight& next, int rows);
   void gemm(const Weight& w, int rows, const Output& out);
-  void rotate_and_store(const Layer& layer);  // queries to bf16, keys and values to their pages
+  void rotate_and_store(const Layer& layer);  // queries as attention takes them, keys and values to pages
   void attend(const Layer& layer);
   void merge_and_quantise(const Weight& o);  // pieces of each head in order, then divided
   void gather_samples();
@@ -30,8 +36,10 @@ struct Worker {
   void rotate(float* head, const float* norm, int position);
   void store_key_value(const Layer& layer, const Request& request, int position, int head,
                        const float* k, const float* v);
-  void run_piece(const Layer& layer, const Unit& unit, int piece, int kv_head);
-  KeyBlocks key_blocks(const Layer& layer, const int32_t* pages, int piece, int kv_head, int keys);
+  void run_piece(const Layer& layer, const Work& work, const Work* following);
+  KeyBlocks key_blocks(const Layer& layer, const Work& work);
+  int last_position(const Unit& unit) const;
+  uint8_t* query(int token, int head);
 };
 
 }  // namespace tokenloom

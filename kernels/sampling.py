@@ -1,7 +1,8 @@
 """Choosing one token from one row of logits: penalties, filters, and the counter-based draw.
 
-Called by the runner's sampler, one row [vocab] float32 at a time, so that no result can depend on
-who shares the batch. Pure tensor functions; per-request state lives with the caller.
+Called by the runner's sampler. Each row [vocab] float32 is worked on alone, so that no result can
+depend on who shares the batch: natively, rows on several threads, or in torch operators where the
+library is missing. Per-request state lives with the caller.
 
 The order is that of Hugging Face transformers' logits processors: penalties, bias and bans, then
 temperature, top_k, top_p, min_p, each on what the one before it left. Every filter keeps the most
@@ -14,12 +15,14 @@ rounding difference of 1e-6 in the logits changes a token about once in 1e6 draw
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .cpu import native
 
+FAILED = -1  # instead of an id: nothing can be chosen from the row
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN64 = 0x9E3779B97F4A7C15
@@ -62,32 +65,41 @@ def penalise(
     return logits - (frequency * output_counts + presence * (output_counts > 0))
 
 
-def draw(logits: torch.Tensor, how: Draw) -> int:
-    """The id drawn from logits [V] float32, of which the largest must be finite."""
-    key = stream_key(how.seed, how.position)
-    if how.filters(logits.numel()):
-        scaled = (logits - logits.amax()) / how.temperature
-        return draw_among(_kept(scaled, how), scaled, key)
+def choose(rows: Sequence[torch.Tensor], hows: Sequence[Draw | None]) -> list[int]:
+    """An id from each row of logits [V] float32: drawn, or the likeliest where there is no Draw.
+
+    FAILED for a row that holds NaN or infinity, or minus infinity alone.
+    """
     library = native.find()
-    if library is None or logits.device.type != "cpu":
-        return draw_reference(logits, how.temperature, key)
-    row = logits.contiguous()
-    return int(
-        library.tl_draw(
-            row.data_ptr(),
-            row.numel(),
-            float(row.amax()),
-            how.temperature,
-            key[0] & _MASK32,
-            key[1] & _MASK32,
-            library.tl_best_isa(),
-        )
+    if library is None or (rows and rows[0].device.type != "cpu"):
+        return [choose_reference(row, how) for row, how in zip(rows, hows, strict=True)]
+    rows = [row.contiguous() for row in rows]
+    choices = (native.Choice * len(rows))(*map(_choice, rows, hows))
+    library.tl_choose(choices, len(rows), torch.get_num_threads(), library.tl_best_isa())
+    return [choice.id for choice in choices]
+
+
+def _choice(logits: torch.Tensor, how: Draw | None) -> native.Choice:
+    pointer, size = logits.data_ptr(), logits.numel()
+    if how is None:
+        return native.Choice(pointer, size, 0.0, 0, 1.0, 0.0, 0, 0)
+    first, second = (word & _MASK32 for word in stream_key(how.seed, how.position))
+    return native.Choice(
+        pointer, size, how.temperature, how.top_k, how.top_p, how.min_p, first, second
     )
 
 
-def draw_reference(logits: torch.Tensor, temperature: float, key: tuple[int, int]) -> int:
-    """The draw among all ids."""
-    scaled = (logits - logits.amax()) / temperature
+def choose_reference(logits: torch.Tensor, how: Draw | None) -> int:
+    """As choose, of one row, in torch operators."""
+    best, best_id = logits.max(dim=-1)  # NaN wins a max; of ties the lowest id does
+    if not math.isfinite(float(best)):
+        return FAILED
+    if how is None:
+        return int(best_id)
+    key = stream_key(how.seed, how.position)
+    scaled = (logits - best) / how.temperature
+    if how.filters(logits.numel()):
+        return draw_among(_kept(scaled, how), scaled, key)
     everything = torch.arange(scaled.numel(), dtype=torch.int32, device=scaled.device)
     return int((scaled + gumbel(everything, key)).argmax())
 

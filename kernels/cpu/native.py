@@ -75,6 +75,18 @@ class Step(ctypes.Structure):
     ]
 
 
+class Choice(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_void_p),
+        ("n", c_int32),
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        *((name, c_float) for name in ("top_p", "min_p")),
+        *((name, c_uint32) for name in ("first", "second")),
+        ("id", c_int32),
+    ]
+
+
 class PackJob(ctypes.Structure):
     _fields_ = [
         ("rows", c_void_p),
@@ -134,8 +146,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for name in (library.tl_engine_linear, library.tl_engine_attention):
         name.argtypes = [c_void_p]
         name.restype = c_char_p
-    library.tl_draw.argtypes = [c_void_p, c_int32, c_float, c_float, c_uint32, c_uint32, c_int32]
-    library.tl_draw.restype = c_int32
+    library.tl_choose.argtypes = [POINTER(Choice), c_int32, c_int32, c_int32]
+    library.tl_choose.restype = None
     library.tl_linear.argtypes = [
         POINTER(Weight),
         c_void_p,

@@ -1,8 +1,7 @@
 """The sampler: what each row asked for, and the next token of every sampling row.
 
 Owned by the model runner. It keeps per row what a RowOpen says and what was sampled since; formulas
-and their order are in kernels/sampling.py. Rows are computed one by one, except that the plain
-greedy ones share a single argmax: no row's token depends on its neighbours.
+and their order are in kernels/sampling.py. No row's token depends on its neighbours.
 """
 
 import math
@@ -10,11 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.sampling import Draw, draw, penalise
+from ...kernels.sampling import FAILED, Draw, choose, penalise
 from ...wire.sampling import SamplingParams
 from ..worker_batch import RowOpen
-
-FAILED = -1  # instead of a token id: the row's logits were not finite
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,10 +39,19 @@ class _RowState:
         return self.banned is not None and self.generated < self.sampling.min_new_tokens
 
     @property
-    def plain(self) -> bool:
-        """The token is the argmax of the model's own logits."""
-        adjusted = self.history is not None or self.bias is not None or self.bans
-        return self.sampling.greedy and not adjusted
+    def draw(self) -> Draw | None:
+        """How the next token is drawn; None for the likeliest."""
+        sampling = self.sampling
+        if sampling.greedy or sampling.seed is None:
+            return None
+        return Draw(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            position=self.generated,
+        )
 
     def append(self, token_id: int) -> None:
         self.generated += 1
@@ -75,15 +81,12 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
         """The next id of each of `rows`, or FAILED. logits: [len(rows), >= vocab_size] float32."""
-        logits = logits[:, : self._vocab_size]
-        best, best_ids = logits.max(dim=-1)  # NaN wins a max; of ties the lowest id does
-        next_ids: list[int] = torch.where(best.isfinite(), best_ids, FAILED).tolist()
-        for k, row in enumerate(rows):
-            state = self._state(row)
-            if next_ids[k] != FAILED and not state.plain:
-                next_ids[k] = _choose(logits[k], state)
-            if next_ids[k] != FAILED:
-                state.append(next_ids[k])
+        states = [self._state(row) for row in rows]
+        adjusted = map(_adjusted, logits[:, : self._vocab_size].unbind(), states)
+        next_ids = choose(list(adjusted), [state.draw for state in states])
+        for state, next_id in zip(states, next_ids, strict=True):
+            if next_id != FAILED:
+                state.append(next_id)
         return next_ids
 
     def _state(self, row: int) -> _RowState:
@@ -101,26 +104,6 @@ class Sampler:
         output = _counts(opened.output_ids.tolist(), self._vocab_size)
         prompt = _counts(opened.prompt_ids.tolist(), self._vocab_size)
         return _History(output.to(torch.float32), (output + prompt) > 0)
-
-
-def _choose(logits: torch.Tensor, state: _RowState) -> int:
-    """The next id of one row from its finite logits [vocab]."""
-    sampling = state.sampling
-    logits = _adjusted(logits, state)
-    best, best_id = logits.max(dim=-1)
-    if not math.isfinite(float(best)):  # everything is banned
-        return FAILED
-    if sampling.greedy or sampling.seed is None:
-        return int(best_id)
-    how = Draw(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        position=state.generated,
-    )
-    return draw(logits, how)
 
 
 def _adjusted(logits: torch.Tensor, state: _RowState) -> torch.Tensor:

@@ -17,7 +17,7 @@ from transformers import (
 
 from tokenloom.kernels.sampling import (
     Draw,
-    draw,
+    choose,
     gumbel,
     largest,
     nucleus,
@@ -27,6 +27,10 @@ from tokenloom.kernels.sampling import (
 )
 
 VOCAB = 1000
+
+
+def draw(logits: torch.Tensor, how: Draw) -> int:
+    return choose([logits], [how])[0]
 
 
 def how(

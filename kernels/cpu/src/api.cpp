@@ -85,13 +85,14 @@ TL_EXPORT void tl_engine_profile(Engine* engine, double* seconds) {
 
 TL_EXPORT void tl_engine_forward(Engine* engine, const Step* step) { engine->forward(*step); }
 
-TL_EXPORT int32_t tl_draw(const float* logits, int32_t n, float top, float temperature,
-                          uint32_t first, uint32_t second, int32_t isa) {
-  Draw draw = kDrawPortable;
+// The token of each row. Waking threads costs as much as a row or two.
+TL_EXPORT void tl_choose(Choice* choices, int32_t count, int32_t threads, int32_t isa) {
+  Choose choose = kChoosePortable;
 #if defined(__x86_64__)
-  draw = isa >= 2 ? kDrawAvx512 : isa == 1 ? kDrawAvx2 : draw;
+  choose = isa >= 2 ? kChooseAvx512 : isa == 1 ? kChooseAvx2 : choose;
 #endif
-  return draw(logits, n, top, temperature, first, second);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 2 && threads > 1)
+  for (int32_t i = 0; i < count; ++i) choices[i].id = choose(choices[i]);
 }
 
 // One product, for tests and benchmarks: rows [rows, k] of floats against `w`.

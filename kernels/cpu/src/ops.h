@@ -39,17 +39,27 @@ struct AttentionOps {
   void (*merge)(float* out, const float* part, int dim);
 };
 
-// The draw of draw.inl: logits [n], the largest of them, temperature, and the two words of the key.
-using Draw = int32_t (*)(const float*, int32_t, float, float, uint32_t, uint32_t);
+// How to choose a token from a row of logits; see kernels/sampling.py.
+struct Choice {
+  const float* logits;  // [n]
+  int32_t n;
+  float temperature;  // 0: the likeliest
+  int32_t top_k;      // off: 0 or less
+  float top_p, min_p;
+  uint32_t first, second;  // the key of the draw
+  int32_t id;              // the answer; -1 where the logits allow none
+};
+
+using Choose = int32_t (*)(const Choice&);
 
 extern const LinearOps kLinearPortable;
-extern const Draw kDrawPortable;
+extern const Choose kChoosePortable;
 extern const AttentionOps kAttentionPortable, kAttentionInt8Portable;
 #if defined(__x86_64__)
 extern const LinearOps kLinearAvx2, kLinearAvx512;
 extern const AttentionOps kAttentionAvx2, kAttentionAvx512;
 extern const AttentionOps kAttentionInt8Avx2, kAttentionInt8Avx512;
-extern const Draw kDrawAvx2, kDrawAvx512;
+extern const Choose kChooseAvx2, kChooseAvx512;
 #endif
 
 }  // namespace tokenloom

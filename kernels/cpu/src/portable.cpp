@@ -1,5 +1,7 @@
 // The operations for any machine.
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "common.h"
 #include "ops.h"
@@ -7,11 +9,11 @@
 namespace tokenloom {
 namespace portable {
 #include "portable.inl"
-#include "draw.inl"
+#include "sampling.inl"
 }
 const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
                                 portable::rms_norm_row};
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
 const AttentionOps kAttentionInt8Portable{"portable", portable::int8_piece, portable::merge};
-const Draw kDrawPortable = portable::draw;
+const Choose kChoosePortable = portable::choose;
 }  // namespace tokenloom

@@ -1,6 +1,8 @@
 // The portable operations, compiled for AVX2.
 #if defined(__x86_64__)
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "common.h"
 #pragma GCC push_options
@@ -10,12 +12,12 @@
 namespace tokenloom {
 namespace avx2 {
 #include "portable.inl"
-#include "draw.inl"
+#include "sampling.inl"
 }
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
 const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};
-const Draw kDrawAvx2 = avx2::draw;
+const Choose kChooseAvx2 = avx2::choose;
 }  // namespace tokenloom
 #pragma GCC pop_options
 #endif

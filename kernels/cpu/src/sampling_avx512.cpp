@@ -1,6 +1,8 @@
-// The draw, compiled for AVX-512.
+// Sampling, compiled for AVX-512.
 #if defined(__x86_64__)
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "common.h"
 #pragma GCC push_options
@@ -9,9 +11,9 @@
 
 namespace tokenloom {
 namespace avx512 {
-#include "draw.inl"
+#include "sampling.inl"
 }
-const Draw kDrawAvx512 = avx512::draw;
+const Choose kChooseAvx512 = avx512::choose;
 }  // namespace tokenloom
 #pragma GCC pop_options
 #endif

@@ -1,0 +1,201 @@
+// Choosing a token as kernels/sampling.py says, in plain loops of 16 that compilers vectorise.
+// Included once per instruction set, inside a namespace of its own.
+
+constexpr int kLanes = 16;
+
+// Natural logarithm of a normal positive number: Cephes' polynomial, relative error below 1e-6.
+static inline float log_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  float e = float(int32_t(bits >> 23) - 126);
+  bits = (bits & 0x007fffff) | 0x3f000000;
+  float m;
+  std::memcpy(&m, &bits, 4);
+  const bool low = m < 0.707106781f;
+  e = low ? e - 1.0f : e;
+  m = low ? m + m - 1.0f : m - 1.0f;
+  const float z = m * m;
+  float y = 7.0376836292e-2f;
+  y = y * m - 1.1514610310e-1f;
+  y = y * m + 1.1676998740e-1f;
+  y = y * m - 1.2420140846e-1f;
+  y = y * m + 1.4249322787e-1f;
+  y = y * m - 1.6668057665e-1f;
+  y = y * m + 2.0000714765e-1f;
+  y = y * m - 2.4999993993e-1f;
+  y = y * m + 3.3333331174e-1f;
+  y = y * m * z - 2.12194440e-4f * e - 0.5f * z;
+  return m + y + 0.693359375f * e;
+}
+
+// exp of x <= 0: Cephes' polynomial; 0 where that has no normal number.
+static inline float exp_of(float x) {
+  const float clamped = x > -87.0f ? x : -87.0f;
+  const float n = float(int32_t(clamped * 1.44269504f - 0.5f));
+  const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return x > -87.0f ? p * power : 0.0f;
+}
+
+// -log(-log1p(-u)), u being the number in (0, 1) of token `id` under the key.
+static inline float gumbel(uint32_t id, uint32_t first, uint32_t second) {
+  uint32_t x = id + first;
+  x ^= x >> 16;
+  x *= 0x21f0aaadu;
+  x = (x ^ x >> 15) + second;
+  x *= 0xd35a2d97u;
+  x ^= x >> 15;
+  float u = (float(int32_t(x & 0x7fffffff)) + 0.5f) * 4.656612873077393e-10f;
+  u = u < 0.99999994f ? u : 0.99999994f;
+  const float rest = 1.0f - u, rounded = 1.0f - rest;  // Kahan's log1p
+  const float exact = rounded > 0.0f ? -log_of(rest) * (u / rounded) : u;
+  return -log_of(exact);
+}
+
+struct Likeliest {
+  float logit;
+  int32_t id;  // of ties the lowest; -1 where the row has no largest finite number
+};
+
+Likeliest likeliest(const float* logits, int32_t n) {
+  float best[kLanes];
+  int32_t at[kLanes], broken[kLanes];
+  for (int l = 0; l < kLanes; ++l) best[l] = -INFINITY, at[l] = n, broken[l] = 0;
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) {
+      const float x = logits[i + l];
+      broken[l] |= !(x < INFINITY);  // NaN, too
+      at[l] = x > best[l] ? i + l : at[l];
+      best[l] = x > best[l] ? x : best[l];
+    }
+  for (; i < n; ++i) {
+    broken[0] |= !(logits[i] < INFINITY);
+    if (logits[i] > best[0]) best[0] = logits[i], at[0] = i;
+  }
+  for (int l = 1; l < kLanes; ++l) {
+    broken[0] |= broken[l];
+    if (best[l] > best[0] || (best[l] == best[0] && at[l] < at[0])) best[0] = best[l], at[0] = at[l];
+  }
+  return {best[0], broken[0] || at[0] == n ? -1 : at[0]};
+}
+
+// argmax of scaled logits + noise over all ids; of ties the lowest id. -infinity is never drawn.
+int32_t draw(const Choice& c, float top, float inverse) {
+  float best[kLanes];
+  int32_t at[kLanes];
+  for (int l = 0; l < kLanes; ++l) best[l] = -INFINITY, at[l] = c.n;
+  int32_t i = 0;
+  for (; i + kLanes <= c.n; i += kLanes) {
+    float scores[kLanes];
+    for (int l = 0; l < kLanes; ++l)
+      scores[l] = (c.logits[i + l] - top) * inverse + gumbel(uint32_t(i + l), c.first, c.second);
+    for (int l = 0; l < kLanes; ++l) {
+      at[l] = scores[l] > best[l] ? i + l : at[l];
+      best[l] = scores[l] > best[l] ? scores[l] : best[l];
+    }
+  }
+  for (; i < c.n; ++i) {
+    const float score = (c.logits[i] - top) * inverse + gumbel(uint32_t(i), c.first, c.second);
+    if (score > best[0]) best[0] = score, at[0] = i;
+  }
+  for (int l = 1; l < kLanes; ++l)
+    if (best[l] > best[0] || (best[l] == best[0] && at[l] < at[0])) best[0] = best[l], at[0] = at[l];
+  return at[0];
+}
+
+struct Candidate {
+  float scaled;  // 0 for the likeliest
+  int32_t id;
+  bool operator<(const Candidate& other) const {  // the likelier first, of ties the lower id
+    return scaled != other.scaled ? scaled > other.scaled : id < other.id;
+  }
+};
+
+double mass_of_all(const Choice& c, float top, float inverse) {
+  double total = 0.0;
+  for (int32_t i = 0; i < c.n;) {
+    const int32_t end = i + 64 * kLanes < c.n ? i + 64 * kLanes : c.n;
+    float sums[kLanes] = {};
+    for (; i + kLanes <= end; i += kLanes)
+      for (int l = 0; l < kLanes; ++l) sums[l] += exp_of((c.logits[i + l] - top) * inverse);
+    for (; i < end; ++i) sums[0] += exp_of((c.logits[i] - top) * inverse);
+    for (int l = 0; l < kLanes; ++l) total += sums[l];
+  }
+  return total;
+}
+
+double mass_of(const std::vector<Candidate>& kept) {
+  double total = 0.0;
+  for (const Candidate& one : kept) total += exp_of(one.scaled);
+  return total;
+}
+
+// All with at least `cut`, by id.
+void collect(const Choice& c, float top, float inverse, float cut, std::vector<Candidate>& kept) {
+  kept.clear();
+  for (int32_t i = 0; i < c.n; i += kLanes) {
+    const int32_t end = i + kLanes < c.n ? i + kLanes : c.n;
+    float most = -INFINITY;
+    for (int32_t j = i; j < end; ++j) most = c.logits[j] > most ? c.logits[j] : most;
+    if (!((most - top) * inverse >= cut)) continue;
+    for (int32_t j = i; j < end; ++j) {
+      const float scaled = (c.logits[j] - top) * inverse;
+      if (scaled >= cut && scaled > -INFINITY) kept.push_back({scaled, j});
+    }
+  }
+}
+
+// What top_k and top_p need is among the likeliest: mostly a few, so wider cuts are tried in turn.
+void keep(const Choice& c, float top, float inverse, std::vector<Candidate>& kept) {
+  const bool by_count = c.top_k > 0 && c.top_k < c.n, by_mass = c.top_p < 1.0f;
+  if (!by_count && !by_mass) return collect(c, top, inverse, std::log(c.min_p), kept);
+  double total = by_count ? 0.0 : mass_of_all(c, top, inverse);
+  for (const float cut : {-4.6f, -9.2f, -13.8f, -INFINITY}) {
+    collect(c, top, inverse, cut, kept);
+    if (by_count ? int64_t(kept.size()) >= c.top_k : mass_of(kept) >= c.top_p * total) break;
+  }
+  if (by_count && int64_t(kept.size()) > c.top_k) {
+    std::nth_element(kept.begin(), kept.begin() + c.top_k, kept.end());
+    kept.resize(c.top_k);
+  }
+  if (by_count) total = mass_of(kept);
+  if (by_mass) {
+    std::sort(kept.begin(), kept.end());
+    double before = 0.0;
+    size_t count = 0;
+    while (count < kept.size() && (count == 0 || before < c.top_p * total))
+      before += exp_of(kept[count++].scaled);
+    kept.resize(count);
+  }
+}
+
+int32_t draw_filtered(const Choice& c, float top, float inverse) {
+  thread_local std::vector<Candidate> kept;
+  keep(c, top, inverse, kept);
+  const float least = c.min_p > 0.0f ? std::log(c.min_p) : -INFINITY;
+  Candidate winner{-INFINITY, c.n};
+  for (const Candidate& one : kept) {
+    if (one.scaled < least) continue;
+    const Candidate scored{one.scaled + gumbel(uint32_t(one.id), c.first, c.second), one.id};
+    if (scored < winner) winner = scored;
+  }
+  return winner.id;
+}
+
+int32_t choose(const Choice& c) {
+  const Likeliest best = likeliest(c.logits, c.n);
+  if (best.id < 0 || c.temperature <= 0.0f) return best.id;
+  const float inverse = 1.0f / c.temperature;
+  const bool filtered = (c.top_k > 0 && c.top_k < c.n) || c.top_p < 1.0f || c.min_p > 0.0f;
+  return filtered ? draw_filtered(c, best.logit, inverse) : draw(c, best.logit, inverse);
+}

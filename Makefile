@@ -3,6 +3,8 @@
 # make lint      ruff, format check, mypy
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
+# make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
+#                and qemu-user-static
 #
 # Needs python3 (3.11 or later) and a C++ compiler. Everything is installed into .venv by plain pip, so
 # your own pip configuration decides where packages, and which build of torch, come from.
@@ -13,9 +15,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
-NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/models/test_packed.py
+NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampling.py \
+	tests/models/test_packed.py
 
-.PHONY: run test lint format sanitize clean
+.PHONY: run test lint format sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -47,6 +50,13 @@ $(SANITIZED)/%.o: kernels/cpu/src/%.cpp $(wildcard kernels/cpu/src/*.h kernels/c
 	mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -g -fPIC -fopenmp -fvisibility=hidden -fno-omit-frame-pointer \
 	$(SANITIZERS) -D_GLIBCXX_SANITIZE_VECTOR -c $< -o $@
+
+cross: build/compare_levels_aarch64
+	qemu-aarch64-static -cpu max $<
+
+build/compare_levels_aarch64: tests/native/compare_levels.cpp $(wildcard kernels/cpu/src/*)
+	mkdir -p build
+	aarch64-linux-gnu-g++ -O3 -std=c++17 -fopenmp -static $(filter %.cpp,$^) -o $@
 
 clean:
 	rm -rf .venv .typing build *.egg-info

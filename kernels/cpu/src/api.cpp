@@ -3,6 +3,12 @@
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include "engine.h"
 #include "pack.h"
@@ -11,32 +17,84 @@ using namespace tokenloom;
 
 namespace {
 
-bool has_avx2() {
+// Level of the machine; each includes those below it.
+enum Isa : int32_t {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  kAnyMachine, kAvx2, kAvxVnni, kAvx512, kAvx512Bf16
 #else
-  return false;
+  kAnyMachine, kNeonDotprod
+#endif
+};
+
+#if defined(__x86_64__)
+// AVX-VNNI has no name in __builtin_cpu_supports before GCC 13.
+bool has_avx_vnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
+int32_t best_isa() {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  if (avx512) return __builtin_cpu_supports("avx512bf16") ? kAvx512Bf16 : kAvx512;
+  return avx2 && has_avx_vnni() ? kAvxVnni : avx2 ? kAvx2 : kAnyMachine;
+#elif defined(__aarch64__) && defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? kNeonDotprod : kAnyMachine;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  return kNeonDotprod;  // every Apple silicon has it
+#else
+  return kAnyMachine;
 #endif
 }
 
-bool has_avx512(bool bf16) {
+const LinearOps* linear_ops(int32_t isa) {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         (bf16 ? __builtin_cpu_supports("avx512bf16") : __builtin_cpu_supports("avx512vnni"));
-#else
-  return bf16 && false;
+  if (isa >= kAvx512) return &kLinearAvx512;
+  if (isa == kAvxVnni) return &kLinearAvxVnni;
+  if (isa == kAvx2) return &kLinearAvx2;
+#elif defined(__aarch64__)
+  if (isa >= kNeonDotprod) return &kLinearNeon;
 #endif
+  return &kLinearPortable;
+}
+
+Choose choose_op(int32_t isa) {
+#if defined(__x86_64__)
+  if (isa >= kAvx512) return kChooseAvx512;
+  if (isa >= kAvx2) return kChooseAvx2;
+#endif
+  return kChoosePortable;
 }
 
 }  // namespace
+
+namespace tokenloom {
+
+const AttentionOps* attention_ops(int32_t isa, int32_t kv_kind) {
+  const bool int8 = kv_kind == kKvInt8;
+#if defined(__x86_64__)
+  if (isa >= kAvx512 && int8) return &kAttentionInt8Avx512;
+  if (isa >= kAvx512Bf16) return &kAttentionAvx512;
+  if (isa == kAvxVnni && int8) return &kAttentionInt8AvxVnni;
+  if (isa >= kAvx2) return int8 ? &kAttentionInt8Avx2 : &kAttentionAvx2;
+#elif defined(__aarch64__)
+  if (isa >= kNeonDotprod) return int8 ? &kAttentionInt8Neon : &kAttentionNeon;
+#endif
+  return int8 ? &kAttentionInt8Portable : &kAttentionPortable;
+}
+
+}  // namespace tokenloom
 
 #define TL_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
 
-// 0: any machine, 1: AVX2, 2: AVX-512 with VNNI (and BF16 where there is)
-TL_EXPORT int32_t tl_best_isa() { return has_avx512(false) ? 2 : has_avx2() ? 1 : 0; }
+// 0: any machine; up to this all levels run here, and give close results.
+TL_EXPORT int32_t tl_best_isa() { return best_isa(); }
 
 TL_EXPORT int64_t tl_block_bytes(int32_t kind, int32_t k_pad) { return int64_t(block_bytes(kind, k_pad)); }
 TL_EXPORT int64_t tl_block_scales(int32_t kind, int32_t k_pad) { return int64_t(block_scales(kind, k_pad)); }
@@ -54,19 +112,8 @@ TL_EXPORT void tl_unpack_row(const Weight* w, int32_t row, float* out) { unpack_
 TL_EXPORT Engine* tl_engine_new(const Shape* shape, const Layer* layers, const Weight* embedding,
                       const Weight* head, const float* final_norm, int32_t isa) {
   auto* engine = new Engine(*shape, layers, *embedding, *head, final_norm);
-  const bool int8 = shape->kv_kind == kKvInt8;
-  if (int8) engine->attention = &kAttentionInt8Portable;
-#if defined(__x86_64__)
-  if (isa >= 1) {
-    engine->linear = &kLinearAvx2;
-    engine->attention = int8 ? &kAttentionInt8Avx2 : &kAttentionAvx2;
-  }
-  if (isa >= 2) {
-    engine->linear = &kLinearAvx512;
-    if (int8) engine->attention = &kAttentionInt8Avx512;
-    if (!int8 && has_avx512(true)) engine->attention = &kAttentionAvx512;
-  }
-#endif
+  engine->linear = linear_ops(isa);
+  engine->attention = attention_ops(isa, shape->kv_kind);
   return engine;
 }
 
@@ -87,10 +134,7 @@ TL_EXPORT void tl_engine_forward(Engine* engine, const Step* step) { engine->for
 
 // The token of each row. Waking threads costs as much as a row or two.
 TL_EXPORT void tl_choose(Choice* choices, int32_t count, int32_t threads, int32_t isa) {
-  Choose choose = kChoosePortable;
-#if defined(__x86_64__)
-  choose = isa >= 2 ? kChooseAvx512 : isa == 1 ? kChooseAvx2 : choose;
-#endif
+  const Choose choose = choose_op(isa);
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 2 && threads > 1)
   for (int32_t i = 0; i < count; ++i) choices[i].id = choose(choices[i]);
 }
@@ -98,10 +142,7 @@ TL_EXPORT void tl_choose(Choice* choices, int32_t count, int32_t threads, int32_
 // One product, for tests and benchmarks: rows [rows, k] of floats against `w`.
 TL_EXPORT void tl_linear(const Weight* w, const float* x, int32_t rows, float* out, int64_t stride,
                int32_t epilogue, int32_t isa, int8_t* q, float* scales, int32_t* sums) {
-  const LinearOps* ops = &kLinearPortable;
-#if defined(__x86_64__)
-  ops = isa >= 2 ? &kLinearAvx512 : isa == 1 ? &kLinearAvx2 : ops;
-#endif
+  const LinearOps* ops = linear_ops(isa);
   for (int r = 0; r < rows; ++r)
     ops->quantise_row(x + size_t(r) * w->k, w->k, w->k_pad, q + size_t(r) * w->k_pad,
                       scales + size_t(r) * (w->k_pad / kGroup),

@@ -3,6 +3,7 @@
 // A row's result is a function of the row and of the keys that it may see: scores key by key, one
 // maximum and one sum for the piece, in a fixed order. How many rows are worked on together, and
 // how many keys the others see, changes no bit.
+#if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
 #include "common.h"
 #include "ops.h"
@@ -121,3 +122,4 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512};
 
 }  // namespace tokenloom
+#endif

@@ -1,8 +1,7 @@
 // As attention_avx512.cpp, over keys and values in 8 bits: integer dot products, AVX-512 VNNI.
 //
-// Scores are sums of products of bytes, exact in 32 bits. A probability times its token's scale is
-// taken as 16 bits, in two bytes, of the piece's largest: that costs far less than the 8 bits of
-// what it weighs.
+// Sums of products of bytes are exact in 32 bits.
+#if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")
 #include "common.h"
 #include "ops.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr int kRows = 6;
 constexpr int kAhead = 3;  // blocks
-constexpr float kFull = 65535.0f;
 
 struct Weights {  // of the tokens of a piece, for one row
   alignas(64) float s[kPiece];
@@ -84,8 +82,9 @@ inline void softmax(Weights& w, const QueryRow& row, const KeyBlocks& blocks, in
   const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? kFull / largest : 0.0f);
   for (int i = 0; i < num_blocks * kPage; i += 16) {
     const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(w.s + i), inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(w.low + i), _mm512_cvtepi32_epi8(n));
-    const __m512i upper = _mm512_srli_epi32(n, 8);
+    const __m512i lower = _mm512_and_si512(n, _mm512_set1_epi32(127));
+    const __m512i upper = _mm512_srli_epi32(n, 7);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(w.low + i), _mm512_cvtepi32_epi8(lower));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(w.high + i), _mm512_cvtepi32_epi8(upper));
   }
   w.scale = largest / kFull;
@@ -119,7 +118,7 @@ void values(const Weights* w, const KeyBlocks& blocks, const KeyBlocks* next, in
   }
   for (int r = 0; r < R; ++r)
     for (int z = 0; z < Z; ++z) {
-      const __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r][z]), _mm512_set1_ps(256.0f),
+      const __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r][z]), _mm512_set1_ps(128.0f),
                                            _mm512_cvtepi32_ps(low[r][z]));
       _mm512_storeu_ps(rows[r].out + d0 + 16 * z,
                        _mm512_mul_ps(whole, _mm512_set1_ps(w[r].scale)));
@@ -161,3 +160,4 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 const AttentionOps kAttentionInt8Avx512{"avx512_vnni", piece, merge512};
 
 }  // namespace tokenloom
+#endif

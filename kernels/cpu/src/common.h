@@ -11,6 +11,7 @@ constexpr int kPage = 16;    // tokens in a block of the KV cache
 constexpr int kPiece = 256;  // keys that one unit of attention reduces before the pieces are merged
 constexpr int kBlock = 16;   // outputs in a packed block of weights
 constexpr int kGroup = 64;   // inputs that share a scale in activations and int8 weights
+constexpr int kMaxHeadDim = 512;
 constexpr int kSubgroup = 32;  // inputs that share a scale in 4-bit weights, as in GGUF
 
 enum WeightKind : int32_t { kInt8 = 0, kInt4 = 1, kInt8Sub = 2 };

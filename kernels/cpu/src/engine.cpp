@@ -86,8 +86,9 @@ void Crew::after(double lost, double elapsed) {
 Engine::Engine(const Shape& s, const Layer* first, const Weight& embed, const Weight& out,
                const float* norm)
     : shape(s), layers(first, first + s.num_layers), embedding(embed), head(out),
-      final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable), crew(s.threads),
-      dim(round_up(s.head_dim, 16)), inner_stride(round_up(s.intermediate, kBlock) + kBlock) {}
+      final_norm(norm), linear(&kLinearPortable), attention(&kAttentionPortable),
+      dim(round_up(s.head_dim, 16)), inner_stride(round_up(s.intermediate, kBlock) + kBlock),
+      crew(s.threads) {}
 
 void Engine::prepare(const Step& step) {
   requests.clear();

@@ -30,6 +30,10 @@ struct KeyBlocks {
   int32_t count;
 };
 
+// With keys and values in 8 bits, a probability times its token's scale is taken as 14 bits of the
+// piece's largest, in two halves of 7: that costs far less than the 8 bits of what it weighs.
+constexpr float kFull = 16383.0f;
+
 struct AttentionOps {
   const char* name;
   // `next` is what this thread works on after `blocks`: fetched from memory meanwhile; or null.
@@ -52,14 +56,20 @@ struct Choice {
 
 using Choose = int32_t (*)(const Choice&);
 
+// For a level of the machine, see api.cpp.
+const AttentionOps* attention_ops(int32_t isa, int32_t kv_kind);
+
 extern const LinearOps kLinearPortable;
 extern const Choose kChoosePortable;
 extern const AttentionOps kAttentionPortable, kAttentionInt8Portable;
 #if defined(__x86_64__)
-extern const LinearOps kLinearAvx2, kLinearAvx512;
+extern const LinearOps kLinearAvx2, kLinearAvxVnni, kLinearAvx512;
 extern const AttentionOps kAttentionAvx2, kAttentionAvx512;
-extern const AttentionOps kAttentionInt8Avx2, kAttentionInt8Avx512;
+extern const AttentionOps kAttentionInt8Avx2, kAttentionInt8AvxVnni, kAttentionInt8Avx512;
 extern const Choose kChooseAvx2, kChooseAvx512;
+#elif defined(__aarch64__)
+extern const LinearOps kLinearNeon;
+extern const AttentionOps kAttentionNeon, kAttentionInt8Neon;
 #endif
 
 }  // namespace tokenloom

@@ -8,6 +8,8 @@
 
 namespace tokenloom {
 namespace portable {
+#include "math.inl"
+#include "rows.inl"
 #include "portable.inl"
 #include "sampling.inl"
 }

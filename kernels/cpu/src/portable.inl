@@ -1,8 +1,6 @@
 // The same operations in plain C++, laid out so that a compiler can vectorise the 16 outputs, keys
 // or values of a block. Included once per instruction set, inside a namespace of its own.
 
-constexpr int kMaxHeadDim = 512;
-
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
 
 // 16 outputs of one row against block `b`.
@@ -78,35 +76,6 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
     }
 }
 
-void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
-  for (int i = 0; i < k_pad; i += kGroup) {
-    const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
-    uint32_t top = 0;
-    for (int j = 0; j < count; ++j) {
-      uint32_t bits;
-      std::memcpy(&bits, x + i + j, 4);
-      bits &= 0x7fffffff;
-      top = bits > top ? bits : top;
-    }
-    const Rounding rounding(top);
-    scales[i / kGroup] = rounding.scale;
-    sums[i / kSubgroup] = sums[i / kSubgroup + 1] = 0;
-    for (int j = 0; j < kGroup; ++j) {
-      const bool counts = rounding.finite && j < count;
-      const int n = counts ? int(std::nearbyint(x[i + j] * rounding.inverse)) : 0;
-      q[i + j] = int8_t(n);
-      sums[(i + j) / kSubgroup] += n;
-    }
-  }
-}
-
-void rms_norm_row(const float* x, const float* weight, float eps, int k, float* y) {
-  float squares = 0.0f;
-  for (int i = 0; i < k; ++i) squares += x[i] * x[i];
-  const float inverse = 1.0f / std::sqrt(squares / float(k) + eps);
-  for (int i = 0; i < k; ++i) y[i] = x[i] * inverse * weight[i];
-}
-
 inline const uint8_t* block_of(const uint8_t* base, const KeyBlocks& blocks, int t) {
   return base + blocks.ids[t / kPage] * blocks.stride;
 }
@@ -173,19 +142,19 @@ void one_int8_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
     most = s[t] > most ? s[t] : most;
   }
   int32_t high[kMaxHeadDim] = {}, low[kMaxHeadDim] = {};
-  const float inverse = most > 0.0f ? 65535.0f / most : 0.0f;
+  const float inverse = most > 0.0f ? kFull / most : 0.0f;
   for (int t = 0; t < row.keys; ++t) {
     const float n = s[t] * inverse;
     const int weight = n >= 0.0f ? int(std::nearbyint(n)) : 0;
     const uint8_t* block = block_of(blocks.v, blocks, t);
     const auto* v = reinterpret_cast<const int8_t*>(block) + size_t(t % kPage / 4) * dim * 4 + t % 4;
     for (int d = 0; d < dim; ++d) {
-      high[d] += (weight >> 8) * v[4 * d];
-      low[d] += (weight & 255) * v[4 * d];
+      high[d] += (weight >> 7) * v[4 * d];
+      low[d] += (weight & 127) * v[4 * d];
     }
   }
   for (int d = 0; d < dim; ++d)
-    row.out[d] = (float(high[d]) * 256.0f + float(low[d])) * (most / 65535.0f);
+    row.out[d] = (float(high[d]) * 128.0f + float(low[d])) * (most / kFull);
   row.out[dim] = top;
   row.out[dim + 1] = total;
 }
@@ -198,12 +167,4 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 void int8_piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
                 int dim) {
   for (int r = 0; r < num_rows; ++r) one_int8_row(rows[r], blocks, dim);
-}
-
-void merge(float* out, const float* part, int dim) {
-  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
-  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
-  for (int d = 0; d < dim; ++d) out[d] = out[d] * mine + part[d] * theirs;
-  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
-  out[dim] = top;
 }

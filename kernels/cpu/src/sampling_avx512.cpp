@@ -11,6 +11,7 @@
 
 namespace tokenloom {
 namespace avx512 {
+#include "math.inl"
 #include "sampling.inl"
 }
 const Choose kChooseAvx512 = avx512::choose;

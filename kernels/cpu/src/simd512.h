@@ -1,4 +1,5 @@
-// Small AVX-512 helpers. Include only from files compiled for AVX-512.
+// Blocks of 16 as lanes.inl's users see them, and small helpers: AVX-512 with VNNI. Include only
+// from files compiled for it.
 #pragma once
 #include <immintrin.h>
 
@@ -55,6 +56,57 @@ inline void merge512(float* out, const float* part, int dim) {
   out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
   out[dim] = top;
 }
+
+// -- blocks of 16 outputs, keys or values, in one register: what gemm.inl is written in
+
+constexpr int kMaxRows = 6;   // of a tile of two blocks: 12 sums and 12 totals fill the registers
+constexpr int kTileBlocks = 2;
+constexpr int kRowsOfPair = kMaxRows;
+
+struct Ints { __m512i v; };
+struct Floats { __m512 v; };
+struct Bytes { __m512i v; };   // 16 x 4
+struct Biased { __m512i v; };  // 16 x 4, of value + 128
+
+inline Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Floats floats(float x) { return {_mm512_set1_ps(x)}; }
+inline Floats floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+// The sum that products of biased bytes with values of this sum start from.
+inline Ints start(int32_t sum) { return ints(-128 * sum); }
+inline Biased load_biased(const uint8_t* p) { return {load512(p)}; }
+inline Bytes load_bytes(const uint8_t* p) { return {load512(p)}; }
+inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
+inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm512_srli_epi16(x.v, 4)}); }
+// acc + the products of each four bytes with four values.
+inline Ints dot(Ints acc, Biased w, const int8_t* four) {
+  return {_mm512_dpbusd_epi32(acc.v, w.v, broadcast4(four))};
+}
+inline Ints dot(Ints acc, Bytes w, const int8_t* four) {  // bytes of 0 to 15
+  return {_mm512_dpbusd_epi32(acc.v, w.v, broadcast4(four))};
+}
+
+inline Floats load_bf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+inline Floats load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline Floats load(const float* p, int count) {
+  return {_mm512_maskz_loadu_ps(tail_mask(count), p)};
+}
+inline void store(float* p, int count, Floats x) {
+  _mm512_mask_storeu_ps(p, tail_mask(count), x.v);
+}
+inline Floats silu(Floats x) {
+  const __m512 e = exp512(_mm512_sub_ps(_mm512_setzero_ps(), x.v));
+  return {_mm512_div_ps(x.v, _mm512_add_ps(_mm512_set1_ps(1.0f), e))};
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace
 }  // namespace tokenloom

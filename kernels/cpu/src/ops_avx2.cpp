@@ -1,4 +1,4 @@
-// The portable operations, compiled for AVX2.
+// The operations for AVX2.
 #if defined(__x86_64__)
 #include <algorithm>
 #include <cmath>
@@ -10,10 +10,22 @@
 #include "ops.h"
 
 namespace tokenloom {
+namespace {
+#include "math.inl"
+}
+}  // namespace tokenloom
+
+#include "simd256.h"
+
+namespace tokenloom {
+namespace {
 namespace avx2 {
-#include "portable.inl"
+#include "rows.inl"
+#include "gemm.inl"
+#include "attention.inl"
 #include "sampling.inl"
 }
+}  // namespace
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
 const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};

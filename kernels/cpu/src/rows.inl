@@ -1,0 +1,40 @@
+// Operations on single rows in plain C++, for compilers to vectorise. Included once per instruction
+// set, inside a namespace of its own.
+
+void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
+  for (int i = 0; i < k_pad; i += kGroup) {
+    const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
+    uint32_t top = 0;
+    for (int j = 0; j < count; ++j) {
+      uint32_t bits;
+      std::memcpy(&bits, x + i + j, 4);
+      bits &= 0x7fffffff;
+      top = bits > top ? bits : top;
+    }
+    const Rounding rounding(top);
+    scales[i / kGroup] = rounding.scale;
+    sums[i / kSubgroup] = sums[i / kSubgroup + 1] = 0;
+    for (int j = 0; j < kGroup; ++j) {
+      const bool counts = rounding.finite && j < count;
+      const int n = counts ? int(std::nearbyint(x[i + j] * rounding.inverse)) : 0;
+      q[i + j] = int8_t(n);
+      sums[(i + j) / kSubgroup] += n;
+    }
+  }
+}
+
+void rms_norm_row(const float* x, const float* weight, float eps, int k, float* y) {
+  float squares = 0.0f;
+  for (int i = 0; i < k; ++i) squares += x[i] * x[i];
+  const float inverse = 1.0f / std::sqrt(squares / float(k) + eps);
+  for (int i = 0; i < k; ++i) y[i] = x[i] * inverse * weight[i];
+}
+
+// The merge of AttentionOps.
+void merge(float* out, const float* part, int dim) {
+  const float top = out[dim] > part[dim] ? out[dim] : part[dim];
+  const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
+  for (int d = 0; d < dim; ++d) out[d] = out[d] * mine + part[d] * theirs;
+  out[dim + 1] = out[dim + 1] * mine + part[dim + 1] * theirs;
+  out[dim] = top;
+}

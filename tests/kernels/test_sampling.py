@@ -33,7 +33,8 @@ def native_choice(logits: torch.Tensor, how: Draw | None, isa: int) -> int:
 @pytest.mark.parametrize("temperature", [1e-4, 0.7, 100.0])
 def test_the_same_ids_as_the_reference(isa: int, vocab: int, temperature: float) -> None:
     generator = torch.Generator().manual_seed(vocab)
-    for seed, (top_k, top_p, min_p) in product(range(8), FILTERS):
+    seeds = range(2 if vocab > 10_000 else 8)
+    for seed, (top_k, top_p, min_p) in product(seeds, FILTERS):
         logits = torch.randn(vocab, generator=generator) * 4
         how = Draw(temperature, top_k, top_p, min_p, seed, position=seed * 3)
         assert native_choice(logits, how, isa) == choose_reference(logits, how), how

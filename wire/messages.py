@@ -35,6 +35,7 @@ class Finish(_Value, frozen=True):
     matched: int | str | None = None  # the stop token id or stop string
     message: str = ""
     status: int = 200
+    retry_after: int | None = None  # seconds; beside a 503
 
 
 class StreamOpen(_Value, frozen=True):
@@ -85,11 +86,18 @@ class StatsReq(_Internal, frozen=True):
     seq: int
 
 
+class FlushReq(_Internal, frozen=True):
+    """Forget all cached prefixes once the scheduler is idle; `timeout_s` waits for that."""
+
+    seq: int
+    timeout_s: float = 0.0
+
+
 class DrainReq(_Internal, frozen=True):
     """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
 
 
-ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq
+ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | FlushReq | DrainReq
 
 
 # Scheduler -> detokenizer:
@@ -132,11 +140,18 @@ class StatsOut(_Internal, frozen=True):
     violations_total: int  # failed conservation checks; anything but 0 is a bug
 
 
+class FlushOut(_Internal, frozen=True):
+    seq: int
+    ok: bool
+    message: str  # why not
+    pages: int  # freed
+
+
 class Drained(_Internal, frozen=True):
     pass
 
 
-ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained
+ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | FlushOut | Drained
 
 
 # Detokenizer -> front:
@@ -156,7 +171,7 @@ class BatchStrOut(_Internal, frozen=True):
     rows: list[StrOut]
 
 
-ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained
+ToFront = BatchStrOut | SchedulerReady | StatsOut | FlushOut | Drained
 
 
 # Children -> launcher:
@@ -197,6 +212,9 @@ class Generate(_FromClient, frozen=True, tag="generate"):
     messages: list[ChatMessage] | None = None
     sampling: SamplingParams = SamplingParams()
     stream: bool = True
+    priority: int = 0
+    user: str | None = None
+    cache_salt: str | None = None
 
 
 class Abort(_FromClient, frozen=True, tag="abort"):
@@ -207,7 +225,12 @@ class Ping(_FromClient, frozen=True, tag="ping"):
     seq: int = 0
 
 
-FromClient = Generate | Abort | Ping
+class FlushCache(_FromClient, frozen=True, tag="flush_cache"):
+    seq: int = 0
+    timeout: float = 0.0  # seconds to wait until nothing runs
+
+
+FromClient = Generate | Abort | Ping | FlushCache
 
 
 class _ToClient(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -244,6 +267,7 @@ class Failed(_ToClient, frozen=True, tag="failed"):
     status: int
     message: str
     param: str | None = None
+    retry_after: int | None = None  # seconds
 
 
 class Pong(_ToClient, frozen=True, tag="pong"):
@@ -252,4 +276,13 @@ class Pong(_ToClient, frozen=True, tag="pong"):
     ready: bool
 
 
-ToClient = Delta | Done | Failed | Pong
+class Flushed(_ToClient, frozen=True, tag="flushed"):
+    """`status` is an HTTP status: 200, or why nothing was flushed."""
+
+    seq: int
+    status: int
+    message: str = ""
+    pages: int = 0
+
+
+ToClient = Delta | Done | Failed | Pong | Flushed

@@ -25,6 +25,8 @@ from tokenloom.wire.messages import (
     Drained,
     DrainReq,
     Finish,
+    FlushOut,
+    FlushReq,
     SchedulerInfo,
     SchedulerReady,
     StatsOut,
@@ -62,6 +64,7 @@ class EchoScheduler:
     """Stands in for the Outbox to the scheduler; answers straight into the front."""
 
     hold: bool = False  # True: rows come only when the test says so
+    flush: tuple[bool, str, int] | None = (True, "", 7)  # None: no answer
     sent: list[msgspec.Struct] = field(default_factory=list)
     front: Front | None = None
     live: dict[int, TokenizedGenerateReq] = field(default_factory=dict)
@@ -80,6 +83,8 @@ class EchoScheduler:
                 soon(self.row, StrOut(rid, "", (), Finish("abort")))
             case StatsReq(seq=seq):
                 soon(self.front.dispatch, StatsOut(seq, 7, 1, 2, 3, 4, 5, 6, 0.5, 8, 9, 10, 11, 0))
+            case FlushReq(seq=seq) if self.flush is not None:
+                soon(self.front.dispatch, FlushOut(seq, *self.flush))
             case DrainReq():
                 if not self.hold:
                     soon(self.front.dispatch, Drained())
@@ -127,7 +132,8 @@ class Exchange:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": path.partition("?")[0],
+            "query_string": path.partition("?")[2].encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))

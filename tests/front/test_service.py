@@ -137,7 +137,7 @@ def test_server_info_without_an_answering_scheduler(
     monkeypatch.setattr(door.scheduler, "send", lambda message: None)
     info = door.call("GET", "/get_server_info").json()
     assert (info["status"], info["scheduler"]) == ("ready", None)
-    assert door.front._stats_waiters == {}
+    assert len(door.front._stats) == 0
 
 
 @pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])

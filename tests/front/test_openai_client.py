@@ -9,7 +9,7 @@ import openai
 import pytest
 from front.echo_door import MODEL, Served, turn
 
-from tokenloom.wire.messages import AbortReq, Finish, StrOut
+from tokenloom.wire.messages import AbortReq, Finish, StrOut, TokenizedGenerateReq
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -48,6 +48,7 @@ def test_streams(client: openai.OpenAI) -> None:
     assert text == "user:hello"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage.completion_tokens == 10
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 5
     pieces = client.completions.create(model=MODEL, prompt="abc", stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == "abc"
 
@@ -66,6 +67,16 @@ def test_async(served: Served) -> None:
             assert "".join([chunk.choices[0].text async for chunk in stream]) == "abc"
 
     asyncio.run(scenario())
+
+
+def test_labels(served: Served, client: openai.OpenAI) -> None:
+    fields = {"priority": 3, "cache_salt": "mine"}
+    client.chat.completions.create(model=MODEL, messages=HELLO, user="ada", extra_body=fields)
+    sent = served.door.scheduler.of(TokenizedGenerateReq)[-1]
+    assert (sent.priority, sent.tenant, sent.namespace) == (3, "ada", "mine")
+    client.chat.completions.create(model=MODEL, messages=HELLO)
+    sent = served.door.scheduler.of(TokenizedGenerateReq)[-1]
+    assert sent.tenant.startswith("token-")
 
 
 def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:

@@ -37,6 +37,7 @@ from tokenloom.wire.messages import (
 
 T = TypeVar("T")
 MODEL = "echo-1"
+DOORS = DoorConfig()
 INFO = SchedulerInfo(
     vocab_size=256,
     context_length=256,
@@ -261,8 +262,10 @@ async def submitted(door: Door, count: int = 1) -> None:
 class Served:
     """The door on a real uvicorn, in a thread of its own."""
 
-    def __init__(self) -> None:
-        self.door = Door(max_body_bytes=DoorConfig().max_body_bytes)
+    def __init__(self, doors: DoorConfig = DOORS, keep_alive: float | None = None) -> None:
+        self.door = Door(max_body_bytes=doors.max_body_bytes)
+        self._doors = doors
+        self._keep_alive = keep_alive
         self.listener = listen("127.0.0.1", 0)
         self.url = url_of("127.0.0.1", self.listener)
         self.address: tuple[str, int] = self.listener.getsockname()
@@ -274,7 +277,9 @@ class Served:
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.door.start()
-        self.http = HttpServer.over(self.door.front, DoorConfig())
+        self.http = HttpServer.over(self.door.front, self._doors)
+        if self._keep_alive is not None:
+            self.http.config.timeout_keep_alive = self._keep_alive
         self._up.set()
         await self.http.serve([self.listener])
 

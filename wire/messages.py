@@ -35,7 +35,7 @@ class Finish(_Value, frozen=True):
     matched: int | str | None = None  # the stop token id or stop string
     message: str = ""
     status: int = 200
-    retry_after: int | None = None  # seconds; beside a 503
+    retry_after: int | None = None  # seconds; with a 503 that may be different soon
 
 
 class StreamOpen(_Value, frozen=True):
@@ -86,18 +86,18 @@ class StatsReq(_Internal, frozen=True):
     seq: int
 
 
-class FlushReq(_Internal, frozen=True):
-    """Forget all cached prefixes once the scheduler is idle; `timeout_s` waits for that."""
-
-    seq: int
-    timeout_s: float = 0.0
-
-
 class DrainReq(_Internal, frozen=True):
     """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
 
 
-ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | FlushReq | DrainReq
+class FlushReq(_Internal, frozen=True):
+    """Forget all cached prefixes, once nothing runs or waits; answered by FlushOut in any case."""
+
+    seq: int
+    timeout_s: float = 0.0  # how long to wait for that moment; 0: it must be now
+
+
+ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq | FlushReq
 
 
 # Scheduler -> detokenizer:
@@ -138,20 +138,23 @@ class StatsOut(_Internal, frozen=True):
     cached_tokens_total: int
     generated_tokens_total: int
     violations_total: int  # failed conservation checks; anything but 0 is a bug
+    evicted_pages_total: int = 0
+    tree_nodes: int = 0
+    tree_pages: int = 0  # in the prefix tree, locked ones included
 
 
 class FlushOut(_Internal, frozen=True):
     seq: int
     ok: bool
-    message: str  # why not
-    pages: int  # freed
+    message: str = ""  # why not
+    pages: int = 0  # that were forgotten
 
 
 class Drained(_Internal, frozen=True):
     pass
 
 
-ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | FlushOut | Drained
+ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained | FlushOut
 
 
 # Detokenizer -> front:
@@ -171,7 +174,7 @@ class BatchStrOut(_Internal, frozen=True):
     rows: list[StrOut]
 
 
-ToFront = BatchStrOut | SchedulerReady | StatsOut | FlushOut | Drained
+ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained | FlushOut
 
 
 # Children -> launcher:

@@ -86,9 +86,6 @@ async def serving(run_dir: Path) -> AsyncIterator[tuple[Peers, "asyncio.Task[Non
         context.term()
 
 
-FLUSHED = FlushOut(1, True, "", 3)
-
-
 def opened(*stop: str) -> StreamOpen:
     return StreamOpen(array("i", [65]).tobytes(), stop)
 
@@ -97,7 +94,6 @@ def test_batches_become_text_and_drained_ends_the_loop(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (peers, task):
             peers.send(READY)
-            peers.send(FLUSHED)
             half, rest = tuple("🙂".encode()[:2]), tuple("🙂".encode()[2:])
             start = [
                 TokenIDOut(1, half, None, 4, opened()),
@@ -105,14 +101,15 @@ def test_batches_become_text_and_drained_ends_the_loop(tmp_path: Path) -> None:
             ]
             peers.send(BatchTokenIDOut(start))
             peers.send(BatchTokenIDOut([TokenIDOut(7, (97,))]))  # unknown: no StrOut, no batch
+            peers.send(FlushOut(3, True, pages=9))
             length = Finish("length")
             peers.send(BatchTokenIDOut([TokenIDOut(1, rest, length, 4), TokenIDOut(2, (98, 99))]))
             peers.send(Drained())
             got = await peers.at_front(5)
             assert got == [
                 READY,
-                FLUSHED,
                 BatchStrOut([StrOut(1, "", half, None, 4), StrOut(2, "a", (97,))]),
+                FlushOut(3, True, pages=9),
                 BatchStrOut(
                     [
                         StrOut(1, "🙂", rest, length, 4),

@@ -83,7 +83,8 @@ class EchoScheduler:
             case AbortReq(rid=rid):
                 soon(self.row, StrOut(rid, "", (), Finish("abort")))
             case StatsReq(seq=seq):
-                soon(self.front.dispatch, StatsOut(seq, 7, 1, 2, 3, 4, 5, 6, 0.5, 8, 9, 10, 11, 0))
+                stats = StatsOut(seq, 7, 1, 2, 3, 4, 5, 6, 0.5, 8, 9, 10, 11, 0, 12, 13, 14)
+                soon(self.front.dispatch, stats)
             case FlushReq(seq=seq) if self.flush is not None:
                 soon(self.front.dispatch, FlushOut(seq, *self.flush))
             case DrainReq():

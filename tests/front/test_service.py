@@ -131,6 +131,7 @@ def test_server_info(door: Door) -> None:
     assert info["internal_states"] == [{"effective_max_running_requests_per_dp": 8}]
     assert info["front"] == {"requests_in_flight": 0, "late_rows_total": 0}
     assert (info["scheduler"]["step"], info["scheduler"]["free_rows"]) == (7, 6)
+    assert (info["scheduler"]["tree_nodes"], info["scheduler"]["tree_pages"]) == (13, 14)
     assert door.call("GET", "/server_info").json()["served_model_name"] == MODEL
 
 

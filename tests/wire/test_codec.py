@@ -41,7 +41,7 @@ from tokenloom.wire.messages import (
 from tokenloom.wire.sampling import SamplingParams
 
 INFO = SchedulerInfo(1000, 256, 16, 4096, 8, 32, "float32", (2, 7))
-STATS = StatsOut(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 13, 0)
+STATS = StatsOut(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 13, 0, 14, 15, 16)
 ROW = TokenIDOut(1, (5, 6), Finish("stop", 7), 16, StreamOpen(b"\x01\0\0\0", (".",)))
 
 # Internal structs may grow at the end only; a change of any of these bytes is a change of contract.
@@ -49,8 +49,9 @@ GOLDEN = [
     (AbortReq(300), codec.to_scheduler(), "92a841626f7274526571cd012c"),
     (StopMatched(1), codec.to_scheduler(), "92ab53746f704d61746368656401"),
     (StatsReq(5), codec.to_scheduler(), "92a8537461747352657105"),
-    (FlushReq(5, 1.0), codec.to_scheduler(), "93a8466c75736852657105cb3ff0000000000000"),
     (DrainReq(), codec.to_scheduler(), "91a8447261696e526571"),
+    (FlushReq(5, 1.5), codec.to_scheduler(), "93a8466c75736852657105cb3ff8000000000000"),
+    (FlushOut(5, False, "no"), codec.to_front(), "95a8466c7573684f757405c2a26e6f00"),
     (
         TokenizedGenerateReq(1, b"\x05\0\0\0", SamplingParams(temperature=0.0)),
         codec.to_scheduler(),
@@ -91,9 +92,8 @@ def test_bytes_on_the_internal_links(
         (SchedulerReady(INFO), codec.to_front()),
         (STATS, codec.to_detokenizer()),
         (STATS, codec.to_front()),
-        (FlushOut(1, False, "2 run", 0), codec.to_detokenizer()),
-        (FlushOut(1, True, "", 9), codec.to_front()),
         (Drained(), codec.to_detokenizer()),
+        (FlushOut(5, True, pages=3), codec.to_detokenizer()),
         (ChildFailed("scheduler", "out of memory"), codec.to_launcher()),
     ],
 )

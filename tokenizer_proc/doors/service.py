@@ -49,6 +49,9 @@ class SchedulerNumbers(msgspec.Struct, frozen=True):
     cached_tokens_total: int
     generated_tokens_total: int
     violations_total: int
+    evicted_pages_total: int
+    tree_nodes: int
+    tree_pages: int
 
 
 class InternalState(msgspec.Struct, frozen=True):

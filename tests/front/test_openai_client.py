@@ -103,8 +103,39 @@ def test_an_error_inside_a_stream_raises(served: Served, client: openai.OpenAI) 
         served.door.scheduler.hold = False
 
 
+@pytest.mark.parametrize(
+    ("finish", "kind", "retry"),
+    [
+        (Finish("error", None, "the queue is full", 503, 7), openai.InternalServerError, "7"),
+        (Finish("error", None, "it took too long", 408), openai.APIStatusError, None),
+    ],
+)
+def test_refusals_of_the_scheduler(
+    served: Served,
+    client: openai.OpenAI,
+    finish: Finish,
+    kind: type[openai.APIStatusError],
+    retry: str | None,
+) -> None:
+    served.door.scheduler.hold = True
+    try:
+        fail_later(served, finish)
+        with pytest.raises(kind, match=finish.message) as refused:
+            client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert refused.value.status_code == finish.status
+        assert refused.value.response.headers.get("retry-after") == retry
+    finally:
+        served.door.scheduler.hold = False
+
+
 def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
     """A stream whose request the scheduler fails after its first row."""
+    fail_later(served, Finish("error", None, "it broke", 500), "a")
+    return iter(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+def fail_later(served: Served, finish: Finish, first: str = "") -> None:
+    """The scheduler fails the next request, after a row of text if there is some."""
     scheduler = served.door.scheduler
     seen = len(scheduler.sent)
 
@@ -112,13 +143,13 @@ def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
         while len(scheduler.sent) == seen:
             await turn()
         rid = scheduler.sent[-1].rid
-        scheduler.row(StrOut(rid, "a", (97,)))
-        await turn()
-        await turn()
-        scheduler.row(StrOut(rid, "", (), Finish("error", None, "it broke", 500)))
+        if first:
+            scheduler.row(StrOut(rid, first, (97,)))
+            await turn()
+            await turn()
+        scheduler.row(StrOut(rid, "", (), finish))
 
     asyncio.run_coroutine_threadsafe(play(), served.loop)
-    return iter(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])

@@ -23,10 +23,21 @@ from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from ..wire import paths
-from ..wire.messages import Delta, Done, FromClient, Generate, Ping, Pong, ToClient, Usage
-from .errors import ClientError, ServerGone
-from .link import Exchange, Link, ping_key
-from .request import Asked, Messages, SamplingOptions
+from ..wire.messages import (
+    Delta,
+    Done,
+    FlushCache,
+    Flushed,
+    FromClient,
+    Generate,
+    Ping,
+    Pong,
+    ToClient,
+    Usage,
+)
+from .errors import ClientError, RequestRefused, ServerGone
+from .link import Exchange, Link, seq_key
+from .request import Asked, Messages, RequestOptions
 
 DEFAULT_PORT = 30000
 
@@ -188,7 +199,7 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> AsyncGeneration:
         """Stream the answer to a prompt, a chat or token ids: exactly one of the three."""
         request = self._request(Asked(prompt, messages, input_ids, options), stream=True)
@@ -200,7 +211,7 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """The whole answer at once. Cancelling the call aborts the request."""
         request = self._request(Asked(prompt, messages, input_ids, options), stream=False)
@@ -217,15 +228,31 @@ class AsyncClient:
 
     async def ping(self) -> Pong:
         """The model's name, and whether it is ready. Raises ServerGone or RequestTimeout."""
-        seq = next(self._rids)
-        exchange = await self._open(ping_key(seq), Ping(seq))
-        try:
-            pong = await exchange.next(self.timeout.connect)
-        finally:
-            exchange.forget()
+        pong = await self._ask(Ping(next(self._rids)), self.timeout.connect)
         if not isinstance(pong, Pong):
             raise ClientError(f"unexpected answer {type(pong).__name__}")
         return pong
+
+    async def flush_cache(self, timeout_s: float = 0.0) -> int:
+        """Forget all cached prefixes; the number of KV pages freed.
+
+        Waits up to `timeout_s` until nothing runs at the server, which else refuses:
+        RequestRefused with status 409.
+        """
+        patience = None if self.timeout.answer is None else timeout_s + self.timeout.answer
+        flushed = await self._ask(FlushCache(next(self._rids), timeout_s), patience)
+        if not isinstance(flushed, Flushed):
+            raise ClientError(f"unexpected answer {type(flushed).__name__}")
+        if flushed.status != 200:
+            raise RequestRefused(flushed.status, flushed.message)
+        return flushed.pages
+
+    async def _ask(self, question: Ping | FlushCache, seconds: float | None) -> ToClient:
+        exchange = await self._open(seq_key(question.seq), question)
+        try:
+            return await exchange.next(seconds)
+        finally:
+            exchange.forget()
 
     def _request(self, asked: Asked, *, stream: bool) -> Generate:
         return asked.generate(str(next(self._rids)), stream=stream)

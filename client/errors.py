@@ -16,12 +16,20 @@ class RequestTimeout(ClientError, TimeoutError):
 class RequestRefused(ClientError):
     """The server's no, before or in the middle of an answer.
 
-    `status` is an HTTP status: 400 wrong (`param` names the field), 408 read too slowly, 413 too
-    large, 500 broken inside, 503 not now.
+    `status` is an HTTP status: 400 wrong (`param` names the field), 408 took too long, 409 in the
+    way of something else, 413 too large, 500 broken inside, 503 not now: `retry_after` says in how
+    many seconds it may go better.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.retry_after = retry_after

@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from ..wire import codec, paths
-from ..wire.messages import Abort, Delta, Failed, FromClient, Pong, ToClient
+from ..wire.messages import Abort, Delta, Failed, Flushed, FromClient, Pong, ToClient
 from .errors import ClientError, RequestRefused, RequestTimeout, ServerGone
 
 RECONNECT_MS = 50
@@ -51,7 +51,9 @@ class Exchange:
         if isinstance(message, ClientError):
             raise message
         if isinstance(message, Failed):
-            raise RequestRefused(message.status, message.message, message.param)
+            raise RequestRefused(
+                message.status, message.message, message.param, message.retry_after
+            )
         return message
 
     def forget(self) -> None:
@@ -151,7 +153,7 @@ class Link:
         except (msgspec.DecodeError, RecursionError) as error:
             log.warning("dropped a malformed answer of %s: %s", self.address, error)
             return
-        key = ping_key(message.seq) if isinstance(message, Pong) else message.rid
+        key = seq_key(message.seq) if isinstance(message, Pong | Flushed) else message.rid
         exchange = self._exchanges.get(key)
         if exchange is not None:  # else it was left while this was on its way
             exchange.put(message)
@@ -195,9 +197,9 @@ class Link:
             exchange.put(ServerGone(why))
 
 
-def ping_key(seq: int) -> str:
-    """Where a Pong goes; a space is in no rid."""
-    return f"ping {seq}"
+def seq_key(seq: int) -> str:
+    """Where the answer to a Ping or a FlushCache goes; a space is in no rid."""
+    return f"seq {seq}"
 
 
 def _monitor(context: zmq.asyncio.Context, dealer: zmq.asyncio.Socket) -> zmq.asyncio.Socket:

@@ -36,6 +36,17 @@ class SamplingOptions(TypedDict, total=False):
     no_stop_trim: bool
 
 
+class RequestOptions(SamplingOptions, total=False):
+    """What else a request may say: see docs/api.md."""
+
+    priority: int
+    user: str
+    cache_salt: str
+
+
+_LABELS = ("priority", "user", "cache_salt")
+
+
 @dataclass(frozen=True)
 class Asked:
     """One request but for its rid."""
@@ -43,20 +54,23 @@ class Asked:
     prompt: str | None
     messages: Messages | None
     input_ids: Sequence[int] | None
-    options: SamplingOptions
+    options: RequestOptions
 
     def generate(self, rid: str, *, stream: bool) -> Generate:
         """Raises TypeError for an unknown option, ValueError for none or two kinds of prompt."""
         given = [x for x in (self.prompt, self.messages, self.input_ids) if x is not None]
         if len(given) != 1:
             raise ValueError("exactly one of prompt, messages and input_ids must be given")
+        options: dict[str, Any] = dict(self.options)
+        labels = {name: options.pop(name) for name in _LABELS if name in options}
         return Generate(
             rid=rid,
             text=self.prompt,
             input_ids=None if self.input_ids is None else list(self.input_ids),
             messages=None if self.messages is None else _chat(self.messages),
-            sampling=_sampling(self.options),
+            sampling=_sampling(options),
             stream=stream,
+            **labels,
         )
 
 
@@ -66,8 +80,7 @@ def _chat(messages: Messages) -> list[ChatMessage]:
     return msgspec.convert(plain, list[ChatMessage])
 
 
-def _sampling(options: SamplingOptions) -> SamplingParams:
-    fields: dict[str, Any] = dict(options)
+def _sampling(fields: dict[str, Any]) -> SamplingParams:
     if isinstance(stop := fields.get("stop"), str):
         fields["stop"] = (stop,)
     elif stop is not None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from ..wire.messages import Delta, Pong, Usage
 from .aio import DEFAULT_PORT, DEFAULT_TIMEOUTS, AsyncClient, AsyncGeneration, Completion, Timeouts
 from .errors import ServerGone
-from .request import Messages, SamplingOptions
+from .request import Messages, RequestOptions
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class Client:
         *,
         messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Generation:
         """Stream the answer to a prompt, a chat or token ids: exactly one of the three."""
         answer = self._client.generate(prompt, messages=messages, input_ids=input_ids, **options)
@@ -146,7 +146,7 @@ class Client:
         *,
         messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Completion:
         """The whole answer at once."""
         return self._run(
@@ -156,6 +156,10 @@ class Client:
     def ping(self) -> Pong:
         """The model's name, and whether it is ready."""
         return self._run(self._client.ping())
+
+    def flush_cache(self, timeout_s: float = 0.0) -> int:
+        """Forget all cached prefixes; the number of KV pages freed."""
+        return self._run(self._client.flush_cache(timeout_s))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self.closed:

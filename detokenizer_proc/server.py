@@ -20,6 +20,7 @@ from ..wire.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     Drained,
+    FlushOut,
     SchedulerReady,
     StatsOut,
     ToDetokenizer,
@@ -74,7 +75,7 @@ async def _serve(
                         scheduler.send(word)
                     if outcome.rows:
                         front.send(BatchStrOut(outcome.rows))
-                case SchedulerReady() | StatsOut():
+                case SchedulerReady() | StatsOut() | FlushOut():
                     front.send(message)
                 case Drained():
                     log.debug("drained; %d rows had no stream", streams.unknown_rows)

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ..model_files.errors import ModelError
+from ..model_files.tokenizer import text_ids
 from ..wire.messages import ChatMessage
 from ..wire.sampling import InvalidRequest
 from .content_guard import ContentGuard, Cover, StandInsExhausted
@@ -83,7 +84,7 @@ class ChatRenderer:
     def _ids(self, text: str, cover: Cover) -> list[int]:
         if cover.used:
             return self._guard.encode(text, cover)
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return text_ids(self._tokenizer, text)
 
     def _covered(self, message: ChatMessage, cover: Cover) -> dict[str, str]:
         allowed = self._own_marks if message.role == "assistant" else ()

@@ -9,7 +9,9 @@ here. Messages and templates do not enter.
 
 from collections.abc import Callable, Collection, Iterator
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+
+from ..model_files.tokenizer import text_encoding
 
 # Two planes of private use: no text has a meaning for them.
 _STAND_INS = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
@@ -88,23 +90,26 @@ class ContentGuard:
 
     def encode(self, rendered: str, cover: Cover) -> list[int]:
         """Ids of a rendered text: tokens of the template as such, all else as ordinary text."""
-        whole = self._tokenizer.encode(rendered, add_special_tokens=False)
         texts, tokens, at = [], [], 0
-        for token_id, (start, end) in zip(whole.ids, whole.offsets, strict=True):
-            if self._spells(rendered[start:end], token_id):
-                texts.append(rendered[at:start])
-                tokens.append(token_id)
-                at = end
+        for token_id, start, end in self._spelt(rendered):
+            texts.append(rendered[at:start])
+            tokens.append(token_id)
+            at = end
         texts.append(rendered[at:])
         # One character holds the place of each token, so that a segment is still encoded as
         # what follows a token, not as the beginning of a text.
         place = cover.fresh()
         text = place.join(cover.lift(part) for part in texts)
-        encoding = self._plain_tokenizer(place).encode(text, add_special_tokens=False)
+        plain = self._plain_tokenizer(place)
+        encoding = text_encoding(plain, text)
+        place_id = plain.token_to_id(place)
         own = iter(tokens)
         return [
-            next(own) if text[start:end] == place else token_id
-            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            # An id may be the model's as well, where its vocabulary has gaps.
+            next(own)
+            if token_id == place_id and text[slice(*_span(encoding, index))] == place
+            else token_id
+            for index, token_id in enumerate(encoding.ids)
         ]
 
     def _spans(self, text: str, allowed: Collection[str]) -> list[tuple[int, int]]:
@@ -119,20 +124,26 @@ class ContentGuard:
         return spans + self._folded_spans(text, allowed) if self._folds else spans
 
     def _folded_spans(self, text: str, allowed: Collection[str]) -> list[tuple[int, int]]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return [
             (start, end)
-            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
-            if self._spells(text[start:end], token_id)
-            and self._added[token_id].content not in allowed
-            and text[start:end].strip()
+            for token_id, start, end in self._spelt(text)
+            if self._added[token_id].content not in allowed and text[start:end].strip()
         ]
 
-    def _spells(self, text: str, token_id: int) -> bool:
-        """Is this id here because `text` spells an added token? The unknown token may not be."""
-        token = self._added.get(token_id)
-        if token is None:
-            return False
+    def _spelt(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """The added tokens that `text` spells: id, start and end.
+
+        Places are asked for one by one: those of a long text, all at once, hold the interpreter.
+        """
+        encoding = text_encoding(self._tokenizer, text)
+        for index, token_id in enumerate(encoding.ids):
+            if (token := self._added.get(token_id)) is not None:
+                start, end = _span(encoding, index)
+                if self._spells(text[start:end], token):
+                    yield token_id, start, end
+
+    def _spells(self, text: str, token: AddedToken) -> bool:
+        """Is the token here because `text` spells it? The unknown token may not be."""
         if text.strip() == token.content.strip():
             return True
         fold = self._tokenizer.normalizer
@@ -162,3 +173,8 @@ class ContentGuard:
             plain.pre_tokenizer = self._tokenizer.pre_tokenizer
         plain.add_special_tokens([AddedToken(place, special=True, normalized=False)])
         return plain
+
+
+def _span(encoding: Encoding, index: int) -> tuple[int, int]:
+    """Where in the text the token at `index` is; nowhere for a token that no text has made."""
+    return encoding.token_to_chars(index) or (0, 0)

@@ -7,7 +7,7 @@ lengths of contexts are the scheduler's.
 from tokenizers import Tokenizer
 
 from ..model_files.chat_template import read_chat_template
-from ..model_files.tokenizer import load_tokenizer, read_special_tokens
+from ..model_files.tokenizer import load_tokenizer, read_special_tokens, text_ids
 from ..wire.sampling import InvalidRequest
 from .chat import ChatRenderer
 
@@ -31,7 +31,7 @@ class TextEncoder:
         except UnicodeEncodeError as error:
             raise InvalidRequest(param, f"{param} holds a lone surrogate: {error}") from error
         # EOS, which some tokenizers add as well, would end the prompt that is to be continued.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = text_ids(self._tokenizer, text)
         if ids[: len(self._bos)] != self._bos:
             ids = self._bos + ids
         if not ids:

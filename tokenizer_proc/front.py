@@ -8,6 +8,7 @@ clients in here.
 import asyncio
 import secrets
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,6 +20,8 @@ from ..wire.messages import (
     Drained,
     DrainReq,
     Finish,
+    FlushOut,
+    FlushReq,
     SchedulerInfo,
     SchedulerReady,
     StatsOut,
@@ -29,13 +32,24 @@ from ..wire.messages import (
 )
 from ..wire.sampling import InvalidRequest, SamplingParams, check_sampling
 from .chat import ChatRenderer
-from .doors.limits import MAX_CHARS_PER_TOKEN, RETRY_AFTER_DRAINING, RETRY_AFTER_LOADING
+from .doors.limits import (
+    FLUSH_ANSWER_SECONDS,
+    MAX_CHARS_PER_TOKEN,
+    MAX_FLUSH_SECONDS,
+    RETRY_AFTER_DRAINING,
+    RETRY_AFTER_LOADING,
+)
 from .encode import TextEncoder
+from .encode_queue import EncodeQueue
+from .labels import NO_LABELS, Labels
+from .replies import Replies
 from .sessions import Delivery, Refused, Session, SessionTable
 
 __all__ = ["Front", "Refused", "RequestStream"]
 
-_GONE = Finish("error", None, "the server stopped before the request was finished", 503)
+_GONE = Finish(
+    "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
+)
 
 
 class RequestStream:
@@ -84,8 +98,9 @@ class Front:
         self._sessions = SessionTable(max_queued_requests)
         self._streams: dict[int, RequestStream] = {}
         self._text: tuple[TextEncoder, ChatRenderer] | None = None
-        self._stats_seq = 0
-        self._stats_waiters: dict[int, asyncio.Future[StatsOut]] = {}
+        self._encoding = EncodeQueue(max_queued_requests)
+        self._stats: Replies[StatsOut] = Replies()
+        self._flushes: Replies[FlushOut] = Replies()
 
     def use_text(self, encoder: TextEncoder, renderer: ChatRenderer) -> None:
         """The tokenizer is loaded."""
@@ -98,9 +113,9 @@ class Front:
                 for row in rows:
                     self._deliver(row)
             case StatsOut(seq=seq):
-                waiter = self._stats_waiters.pop(seq, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(message)
+                self._stats.take(seq, message)
+            case FlushOut(seq=seq):
+                self._flushes.take(seq, message)
             case SchedulerReady(info=info):
                 self.info = info
                 self._note_started()
@@ -134,6 +149,9 @@ class Front:
     def _end_all(self) -> None:
         for session in self._sessions.fail_all(_GONE):
             self._streams.pop(session.rid).wake()
+        gone = Refused.of(_GONE)
+        self._stats.fail_all(gone)
+        self._flushes.fail_all(gone)
 
     @property
     def draining(self) -> bool:
@@ -159,22 +177,26 @@ class Front:
             raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)
         return self.info
 
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of a plain prompt; InvalidRequest when it cannot fit the context."""
-        encoder, _ = self._require_text(len(text))
-        return encoder.encode(text)
+    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of plain prompts; InvalidRequest when one cannot fit the context."""
+        encoder, _ = self._require_text(max(map(len, texts)))
+        chars = sum(map(len, texts))
+        return await self._encoding.run(lambda: [encoder.encode(text) for text in texts], chars)
 
-    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+    async def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
         """Token ids of a conversation up to the point where the assistant speaks."""
-        _, renderer = self._require_text(sum(len(message.content) for message in messages))
-        return renderer.encode(messages)
+        chars = sum(len(message.content) + len(message.name or "") for message in messages)
+        _, renderer = self._require_text(chars)
+        return await self._encoding.run(lambda: renderer.encode(messages), chars)
 
     def room(self, prompt_tokens: int) -> int:
         """The longest answer in tokens that fits behind such a prompt; below 1: none."""
         info = self.require_ready()
         return min(info.context_length, info.max_total_tokens) - prompt_tokens
 
-    def submit(self, input_ids: list[int], sampling: SamplingParams) -> RequestStream:
+    def submit(
+        self, input_ids: list[int], sampling: SamplingParams, labels: Labels = NO_LABELS
+    ) -> RequestStream:
         """Check everything and hand the request to the scheduler.
 
         Raises InvalidRequest (the request can never be served) or Refused (not now).
@@ -189,7 +211,11 @@ class Front:
         # array("i") is int32 in native order, which is little-endian on every platform of torch.
         ids = array("i", input_ids).tobytes()
         try:
-            self._scheduler.send(TokenizedGenerateReq(session.rid, ids, sampling))
+            self._scheduler.send(
+                TokenizedGenerateReq(
+                    session.rid, ids, sampling, labels.priority, labels.tenant, labels.namespace
+                )
+            )
         except BaseException:
             self._sessions.unsent(session)
             raise
@@ -204,18 +230,34 @@ class Front:
 
     async def stats(self) -> StatsOut:
         """The scheduler's snapshot; for how long to wait is the caller's to say."""
-        self._stats_seq += 1
-        seq = self._stats_seq
-        waiter: asyncio.Future[StatsOut] = asyncio.get_running_loop().create_future()
-        self._stats_waiters[seq] = waiter
+        return await self._stats.ask(lambda seq: self._scheduler.send(StatsReq(seq)))
+
+    async def flush_cache(self, timeout_s: float) -> int:
+        """Forget cached prefixes, waiting up to `timeout_s` until nothing runs; the pages freed.
+
+        Raises InvalidRequest, or Refused with 409 and the reason.
+        """
+        self.require_ready()
+        if not 0 <= timeout_s <= MAX_FLUSH_SECONDS:  # NaN fails every comparison
+            raise InvalidRequest(
+                "timeout", f"timeout must be between 0 and {MAX_FLUSH_SECONDS:g} s, got {timeout_s}"
+            )
+        if len(self._flushes):  # bounds what may wait here
+            raise Refused(409, "another flush of the cache is waiting")
+        patience = timeout_s + FLUSH_ANSWER_SECONDS
         try:
-            self._scheduler.send(StatsReq(seq))
-            return await waiter
-        finally:
-            self._stats_waiters.pop(seq, None)
+            async with asyncio.timeout(patience):
+                out = await self._flushes.ask(
+                    lambda seq: self._scheduler.send(FlushReq(seq, timeout_s))
+                )
+        except TimeoutError:
+            raise Refused(503, f"the scheduler did not answer within {patience:g} s") from None
+        if not out.ok:
+            raise Refused(409, out.message)
+        return out.pages
 
     def _require_text(self, chars: int) -> tuple[TextEncoder, ChatRenderer]:
-        """Bounds the work of the tokenizer, which runs inside the loop."""
+        """Bounds the work of the tokenizer."""
         info = self.require_ready()
         limit = info.context_length * MAX_CHARS_PER_TOKEN
         if chars > limit:

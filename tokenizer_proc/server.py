@@ -7,6 +7,7 @@ the mailbox, uvicorn, the socket door. No request is looked at in here.
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
@@ -22,7 +23,7 @@ from ..wire.channel import AsyncMailbox, Outbox
 from ..wire.child import ChildLife
 from ..wire.config import DoorConfig, FrontConfig
 from ..wire.messages import ToFront
-from .doors.connection import BoundedHttp
+from .doors.connection import bounded_http
 from .doors.http import HttpDoor
 from .doors.limits import SHUTDOWN_SECONDS
 from .doors.socket import SocketDoor
@@ -31,6 +32,7 @@ from .front import Front
 
 KEEP_ALIVE_SECONDS = 75  # idle HTTP connections; above the usual 60 s of clients and proxies
 BACKLOG = 2048
+OTHER_FILES = 256  # open files beside the HTTP connections; clients of the socket door among them
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class HttpServer(uvicorn.Server):
         return cls(
             uvicorn.Config(
                 HttpDoor(front, doors.max_body_bytes),
-                http=BoundedHttp,
+                http=bounded_http(doors.max_connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -89,6 +91,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with contextlib.ExitStack() as stack:
+        _allow_open_files(config.doors.max_connections + OTHER_FILES)
         listener = stack.enter_context(listen(config.doors.host, config.doors.port))
         context = zmq.asyncio.Context()
         stack.callback(context.term)  # after all sockets are closed; it waits for their last words
@@ -113,6 +116,17 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
             ],
         )
     return 0
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise the soft limit, where the hard one lets us: at the limit nothing is accepted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("%d files may be open (ulimit -n); --max-connections needs %d", allowed, wanted)
 
 
 def _make_front(config: FrontConfig, scheduler: Outbox) -> Front:

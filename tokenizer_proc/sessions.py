@@ -58,13 +58,21 @@ class IllegalMove(RuntimeError):
 
 
 class Refused(Exception):
-    """The server cannot take a request now; nothing is wrong with the request itself."""
+    """The server cannot do now what it was asked; nothing is wrong with the request itself."""
 
-    def __init__(self, status: int, message: str, retry_after: int) -> None:
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        """`retry_after` is in seconds; a 503 never goes without."""
         super().__init__(message)
         self.status = status
         self.message = message
-        self.retry_after = retry_after  # seconds
+        unsaid = RETRY_AFTER_BUSY if status == 503 else None
+        self.retry_after = unsaid if retry_after is None else retry_after
+
+    @classmethod
+    def of(cls, finish: Finish) -> "Refused":
+        """What the client hears of a request that ended with `finish.reason == "error"`."""
+        status = finish.status if 400 <= finish.status <= 599 else 500
+        return cls(status, finish.message or "the request failed", finish.retry_after)
 
 
 @dataclass(slots=True, eq=False)
@@ -130,11 +138,7 @@ class SessionTable:
         if self.draining:
             raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
         if len(self._by_rid) >= self._max_sessions:
-            raise Refused(
-                503,
-                f"the server is busy: {self._max_sessions} requests are in flight",
-                RETRY_AFTER_BUSY,
-            )
+            raise Refused(503, f"the server is busy: {self._max_sessions} requests are in flight")
         self._last_rid += 1
         session = Session(self._last_rid, prompt_tokens)
         self._by_rid[session.rid] = session

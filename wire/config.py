@@ -52,6 +52,9 @@ class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: Annotated[
         int, Meta(ge=1, description="requests in flight at the front before it answers 503")
     ] = 1024
+    max_connections: Annotated[
+        int, Meta(ge=1, description="open HTTP connections; more are answered with 503 and closed")
+    ] = 2048
     max_body_bytes: Annotated[int, Meta(ge=1024, description="larger HTTP bodies get 413")] = (
         4 << 20
     )

@@ -35,6 +35,7 @@ class Finish(_Value, frozen=True):
     matched: int | str | None = None  # the stop token id or stop string
     message: str = ""
     status: int = 200
+    retry_after: int | None = None  # seconds; with a 503 that may be different soon
 
 
 class StreamOpen(_Value, frozen=True):
@@ -89,7 +90,14 @@ class DrainReq(_Internal, frozen=True):
     """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
 
 
-ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq
+class FlushReq(_Internal, frozen=True):
+    """Forget all cached prefixes, once nothing runs or waits; answered by FlushOut in any case."""
+
+    seq: int
+    timeout_s: float = 0.0  # how long to wait for that moment; 0: it must be now
+
+
+ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq | FlushReq
 
 
 # Scheduler -> detokenizer:
@@ -130,13 +138,23 @@ class StatsOut(_Internal, frozen=True):
     cached_tokens_total: int
     generated_tokens_total: int
     violations_total: int  # failed conservation checks; anything but 0 is a bug
+    evicted_pages_total: int = 0
+    tree_nodes: int = 0
+    tree_pages: int = 0  # in the prefix tree, locked ones included
+
+
+class FlushOut(_Internal, frozen=True):
+    seq: int
+    ok: bool
+    message: str = ""  # why not
+    pages: int = 0  # that were forgotten
 
 
 class Drained(_Internal, frozen=True):
     pass
 
 
-ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained
+ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained | FlushOut
 
 
 # Detokenizer -> front:
@@ -156,7 +174,7 @@ class BatchStrOut(_Internal, frozen=True):
     rows: list[StrOut]
 
 
-ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained
+ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained | FlushOut
 
 
 # Children -> launcher:
@@ -197,6 +215,9 @@ class Generate(_FromClient, frozen=True, tag="generate"):
     messages: list[ChatMessage] | None = None
     sampling: SamplingParams = SamplingParams()
     stream: bool = True
+    priority: int = 0
+    user: str | None = None
+    cache_salt: str | None = None
 
 
 class Abort(_FromClient, frozen=True, tag="abort"):
@@ -207,7 +228,12 @@ class Ping(_FromClient, frozen=True, tag="ping"):
     seq: int = 0
 
 
-FromClient = Generate | Abort | Ping
+class FlushCache(_FromClient, frozen=True, tag="flush_cache"):
+    seq: int = 0
+    timeout: float = 0.0  # seconds to wait until nothing runs
+
+
+FromClient = Generate | Abort | Ping | FlushCache
 
 
 class _ToClient(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -244,6 +270,7 @@ class Failed(_ToClient, frozen=True, tag="failed"):
     status: int
     message: str
     param: str | None = None
+    retry_after: int | None = None  # seconds
 
 
 class Pong(_ToClient, frozen=True, tag="pong"):
@@ -252,4 +279,13 @@ class Pong(_ToClient, frozen=True, tag="pong"):
     ready: bool
 
 
-ToClient = Delta | Done | Failed | Pong
+class Flushed(_ToClient, frozen=True, tag="flushed"):
+    """`status` is an HTTP status: 200, or why nothing was flushed."""
+
+    seq: int
+    status: int
+    message: str = ""
+    pages: int = 0
+
+
+ToClient = Delta | Done | Failed | Pong | Flushed

@@ -18,6 +18,8 @@ from tokenloom.client import (
     Timeouts,
 )
 from tokenloom.client.request import SamplingOptions
+from tokenloom.tokenizer_proc.front import Refused
+from tokenloom.tokenizer_proc.labels import Labels
 from tokenloom.wire import paths
 from tokenloom.wire.messages import ChatMessage, Finish, Usage
 from tokenloom.wire.sampling import InvalidRequest, SamplingParams
@@ -146,6 +148,7 @@ async def leave_by_cancellation(client: AsyncClient) -> None:
 
 
 async def leave_a_completion(client: AsyncClient) -> None:
+    await client.ping()  # connecting is not part of what is left
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await client.complete("x")
@@ -223,6 +226,44 @@ def test_refusals_carry_status_message_and_field(tmp_path: Path) -> None:
                     pass
             assert (broke.value.status, answer.text) == (500, "so far")
             assert answer.finish_reason is None
+
+    run(main())
+
+
+def test_a_busy_server_says_when_to_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup, AsyncClient(setup.address) as client:
+            setup.front.trouble = Refused(503, "the queue is full", 30)
+            with pytest.raises(RequestRefused) as refused:
+                await client.complete("x")
+            assert (refused.value.status, refused.value.retry_after) == (503, 30)
+
+    run(main())
+
+
+def test_labels_are_keyword_arguments(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup, AsyncClient(setup.address) as client:
+            setup.front.on_submit = lambda stream: stream.push("ok", (1,), STOP)
+            await client.complete("x", priority=4, user="ada", cache_salt="s", top_k=3)
+            assert setup.front.streams[0].labels == Labels(4, "ada", "s")
+            assert setup.front.streams[0].sampling == SamplingParams(top_k=3)
+            with pytest.raises(RequestRefused) as refused:
+                await client.complete("x", user="u" * 257)
+            assert refused.value.param == "user"
+
+    run(main())
+
+
+def test_flushing_the_cache(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup, AsyncClient(setup.address) as client:
+            assert await client.flush_cache() == 0
+            assert await client.flush_cache(timeout_s=0.25) == 25
+            setup.front.trouble = Refused(409, "2 requests run")
+            with pytest.raises(RequestRefused, match="2 requests run") as refused:
+                await client.flush_cache()
+            assert refused.value.status == 409
 
     run(main())
 

@@ -38,6 +38,7 @@ def test_stream_complete_and_ping(setup: Served) -> None:
         assert (answer.text, answer.token_ids) == ("Hello", [1, 2, 3])
         assert (answer.finish_reason, answer.matched_stop) == ("stop", 7)
         assert answer.usage == Usage(3, 3, 3)
+        assert client.flush_cache(0.5) == 50
         done = client.complete(messages=[{"role": "user", "content": "hey"}])
         assert (done.text, done.finish_reason) == ("Hello", "stop")
         with pytest.raises(RuntimeError, match="only once"):

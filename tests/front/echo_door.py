@@ -25,6 +25,8 @@ from tokenloom.wire.messages import (
     Drained,
     DrainReq,
     Finish,
+    FlushOut,
+    FlushReq,
     SchedulerInfo,
     SchedulerReady,
     StatsOut,
@@ -35,6 +37,7 @@ from tokenloom.wire.messages import (
 
 T = TypeVar("T")
 MODEL = "echo-1"
+DOORS = DoorConfig()
 INFO = SchedulerInfo(
     vocab_size=256,
     context_length=256,
@@ -62,6 +65,7 @@ class EchoScheduler:
     """Stands in for the Outbox to the scheduler; answers straight into the front."""
 
     hold: bool = False  # True: rows come only when the test says so
+    flush: tuple[bool, str, int] | None = (True, "", 7)  # None: no answer
     sent: list[msgspec.Struct] = field(default_factory=list)
     front: Front | None = None
     live: dict[int, TokenizedGenerateReq] = field(default_factory=dict)
@@ -79,7 +83,10 @@ class EchoScheduler:
             case AbortReq(rid=rid):
                 soon(self.row, StrOut(rid, "", (), Finish("abort")))
             case StatsReq(seq=seq):
-                soon(self.front.dispatch, StatsOut(seq, 7, 1, 2, 3, 4, 5, 6, 0.5, 8, 9, 10, 11, 0))
+                stats = StatsOut(seq, 7, 1, 2, 3, 4, 5, 6, 0.5, 8, 9, 10, 11, 0, 12, 13, 14)
+                soon(self.front.dispatch, stats)
+            case FlushReq(seq=seq) if self.flush is not None:
+                soon(self.front.dispatch, FlushOut(seq, *self.flush))
             case DrainReq():
                 if not self.hold:
                     soon(self.front.dispatch, Drained())
@@ -127,7 +134,8 @@ class Exchange:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": path.partition("?")[0],
+            "query_string": path.partition("?")[2].encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
@@ -255,8 +263,10 @@ async def submitted(door: Door, count: int = 1) -> None:
 class Served:
     """The door on a real uvicorn, in a thread of its own."""
 
-    def __init__(self) -> None:
-        self.door = Door(max_body_bytes=DoorConfig().max_body_bytes)
+    def __init__(self, doors: DoorConfig = DOORS, keep_alive: float | None = None) -> None:
+        self.door = Door(max_body_bytes=doors.max_body_bytes)
+        self._doors = doors
+        self._keep_alive = keep_alive
         self.listener = listen("127.0.0.1", 0)
         self.url = url_of("127.0.0.1", self.listener)
         self.address: tuple[str, int] = self.listener.getsockname()
@@ -268,7 +278,9 @@ class Served:
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.door.start()
-        self.http = HttpServer.over(self.door.front, DoorConfig())
+        self.http = HttpServer.over(self.door.front, self._doors)
+        if self._keep_alive is not None:
+            self.http.config.timeout_keep_alive = self._keep_alive
         self._up.set()
         await self.http.serve([self.listener])
 

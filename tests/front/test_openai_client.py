@@ -9,7 +9,7 @@ import openai
 import pytest
 from front.echo_door import MODEL, Served, turn
 
-from tokenloom.wire.messages import AbortReq, Finish, StrOut
+from tokenloom.wire.messages import AbortReq, Finish, StrOut, TokenizedGenerateReq
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -48,6 +48,7 @@ def test_streams(client: openai.OpenAI) -> None:
     assert text == "user:hello"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage.completion_tokens == 10
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 5
     pieces = client.completions.create(model=MODEL, prompt="abc", stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == "abc"
 
@@ -66,6 +67,16 @@ def test_async(served: Served) -> None:
             assert "".join([chunk.choices[0].text async for chunk in stream]) == "abc"
 
     asyncio.run(scenario())
+
+
+def test_labels(served: Served, client: openai.OpenAI) -> None:
+    fields = {"priority": 3, "cache_salt": "mine"}
+    client.chat.completions.create(model=MODEL, messages=HELLO, user="ada", extra_body=fields)
+    sent = served.door.scheduler.of(TokenizedGenerateReq)[-1]
+    assert (sent.priority, sent.tenant, sent.namespace) == (3, "ada", "mine")
+    client.chat.completions.create(model=MODEL, messages=HELLO)
+    sent = served.door.scheduler.of(TokenizedGenerateReq)[-1]
+    assert sent.tenant.startswith("token-")
 
 
 def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
@@ -92,8 +103,39 @@ def test_an_error_inside_a_stream_raises(served: Served, client: openai.OpenAI) 
         served.door.scheduler.hold = False
 
 
+@pytest.mark.parametrize(
+    ("finish", "kind", "retry"),
+    [
+        (Finish("error", None, "the queue is full", 503, 7), openai.InternalServerError, "7"),
+        (Finish("error", None, "it took too long", 408), openai.APIStatusError, None),
+    ],
+)
+def test_refusals_of_the_scheduler(
+    served: Served,
+    client: openai.OpenAI,
+    finish: Finish,
+    kind: type[openai.APIStatusError],
+    retry: str | None,
+) -> None:
+    served.door.scheduler.hold = True
+    try:
+        fail_later(served, finish)
+        with pytest.raises(kind, match=finish.message) as refused:
+            client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert refused.value.status_code == finish.status
+        assert refused.value.response.headers.get("retry-after") == retry
+    finally:
+        served.door.scheduler.hold = False
+
+
 def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
     """A stream whose request the scheduler fails after its first row."""
+    fail_later(served, Finish("error", None, "it broke", 500), "a")
+    return iter(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+def fail_later(served: Served, finish: Finish, first: str = "") -> None:
+    """The scheduler fails the next request, after a row of text if there is some."""
     scheduler = served.door.scheduler
     seen = len(scheduler.sent)
 
@@ -101,13 +143,13 @@ def iter_later(served: Served, client: openai.OpenAI) -> Iterator[object]:
         while len(scheduler.sent) == seen:
             await turn()
         rid = scheduler.sent[-1].rid
-        scheduler.row(StrOut(rid, "a", (97,)))
-        await turn()
-        await turn()
-        scheduler.row(StrOut(rid, "", (), Finish("error", None, "it broke", 500)))
+        if first:
+            scheduler.row(StrOut(rid, first, (97,)))
+            await turn()
+            await turn()
+        scheduler.row(StrOut(rid, "", (), finish))
 
     asyncio.run_coroutine_threadsafe(play(), served.loop)
-    return iter(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])

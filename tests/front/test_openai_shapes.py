@@ -276,18 +276,22 @@ FAILURE = Finish("error", None, "the pool broke", 500)
     [
         (FAILURE, 500, None),
         (Finish("error", None, "draining", 503), 503, "1"),
+        (Finish("error", None, "queue is full", 503, 30), 503, "30"),
+        (Finish("error", None, "took too long", 408), 408, None),
         (Finish("error", None, "too long", 400), 400, None),
         (Finish("error", None, "odd status", 200), 500, None),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/generate"])
 def test_a_failure_before_the_first_byte_is_an_http_error(
-    door: Door, finish: Finish, status: int, retry: str | None, stream: bool
+    door: Door, path: str, finish: Finish, status: int, retry: str | None, stream: bool
 ) -> None:
     door.scheduler.hold = True
 
     async def scenario() -> Any:  # noqa: ANN401
-        call = door.open("POST", CHAT, chat(stream=stream))
+        payload = {"prompt": "x", "text": "x", "stream": stream, **chat()}
+        call = door.open("POST", path, payload)
         await submitted(door)
         door.scheduler.row(StrOut(1, "", (), finish))
         return await call.end()
@@ -299,7 +303,17 @@ def test_a_failure_before_the_first_byte_is_an_http_error(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/generate"])
-def test_a_failure_inside_a_stream_is_a_frame(door: Door, path: str) -> None:
+@pytest.mark.parametrize(
+    ("finish", "code"),
+    [
+        (FAILURE, "internal_error"),
+        (Finish("error", None, "the pool broke", 503, 9), "unavailable"),
+        (Finish("error", None, "the pool broke", 408), "timeout"),
+    ],
+)
+def test_a_failure_inside_a_stream_is_a_frame(
+    door: Door, path: str, finish: Finish, code: str
+) -> None:
     door.scheduler.hold = True
 
     async def scenario() -> Any:  # noqa: ANN401
@@ -308,14 +322,52 @@ def test_a_failure_inside_a_stream_is_a_frame(door: Door, path: str) -> None:
         await submitted(door)
         door.scheduler.row(StrOut(1, "a", (97,)))
         await call.until(lambda: b"a" in call.body)
-        door.scheduler.row(StrOut(1, "", (), FAILURE))
+        door.scheduler.row(StrOut(1, "", (), finish))
         return await call.end()
 
     answer = door.run(scenario())
     assert answer.status == 200
     *_, error, done = answer.events()
     assert done == "[DONE]"
-    assert error["error"]["message"] == "the pool broke"
+    assert (error["error"]["message"], error["error"]["code"]) == ("the pool broke", code)
+
+
+def test_a_time_limit_ends_a_whole_answer_with_408(door: Door) -> None:
+    """Also when part of the answer has come: it is not the answer that was asked for."""
+    door.scheduler.hold = True
+
+    async def scenario() -> Any:  # noqa: ANN401
+        call = door.open("POST", CHAT, chat())
+        await submitted(door)
+        door.scheduler.row(StrOut(1, "a", (97,)))
+        door.scheduler.row(StrOut(1, "", (), Finish("error", None, "took too long", 408)))
+        return await call.end()
+
+    answer = door.run(scenario())
+    assert (answer.status, answer.error()["type"]) == (408, "timeout_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_rid_is_the_id_of_the_answer(door: Door, path: str, stream: bool) -> None:
+    payload = {"prompt": "xy", "rid": "my.rid-1", "stream": stream, **chat()}
+    answer = door.post(path, payload)
+    chunks = answer.events()[:-1] if stream else [answer.json()]
+    assert {chunk["id"] for chunk in chunks} == {"my.rid-1"}
+
+
+def test_cached_tokens_are_in_every_usage(door: Door) -> None:
+    """The fake has half of each prompt in its cache."""
+    options = {"include_usage": True}
+    for path, count in [(CHAT, 1), (COMPLETIONS, 2)]:
+        payload = {"prompt": ["abcd"] * 2, **chat(), "stream_options": options}
+        whole = door.post(path, payload).json()["usage"]
+        *chunks, done = door.post(path, payload | {"stream": True}).events()
+        assert done == "[DONE]"
+        assert chunks[-1]["usage"] == whole
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+        cached = whole["prompt_tokens_details"]["cached_tokens"]
+        assert cached == whole["prompt_tokens"] // 2 > 0, (path, count)
 
 
 def test_one_failed_prompt_of_a_list_ends_the_others(door: Door) -> None:

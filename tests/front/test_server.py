@@ -6,6 +6,7 @@ The fake pair is one thread on the links' real mailboxes; SIGTERM is sent for re
 import asyncio
 import http.client
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -224,3 +225,28 @@ def test_ipv6_urls_have_brackets() -> None:
     with server.listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert server.url_of("::1", listener) == f"http://[::1]:{port}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "warned"),
+    [
+        ((1024, 4096), [(2000, 4096)], False),
+        ((1024, resource.RLIM_INFINITY), [(2000, resource.RLIM_INFINITY)], False),
+        ((1024, 1500), [(1500, 1500)], True),
+        ((2000, 2000), [], False),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), [], False),
+    ],
+)
+def test_as_many_files_as_connections_need(
+    limits: tuple[int, int],
+    raised: list[tuple[int, int]],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: calls.append(both))
+    server._allow_open_files(2000)
+    assert calls == raised
+    assert ("--max-connections" in caplog.text) == warned

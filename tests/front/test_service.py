@@ -36,6 +36,7 @@ def test_while_loading() -> None:
     door = Door()
     answer = door.call("GET", "/health")
     assert (answer.status, answer.json()) == (503, {"status": "loading"})
+    assert answer.headers["retry-after"] == "5"
     for path, payload in POSTS:
         refused = door.post(path, payload)
         assert refused.status == 503
@@ -72,6 +73,7 @@ def test_while_draining(door: Door) -> None:
 
     health, *refused = door.run(scenario())
     assert (health.status, health.json()) == (503, {"status": "draining"})
+    assert health.headers["retry-after"] == "10"
     for answer in refused:
         assert answer.status == 503
         assert answer.error()["message"] == "the server is shutting down"
@@ -91,6 +93,7 @@ def test_drained_leaves_nobody_waiting(door: Door) -> None:
     answer = door.run(scenario())
     assert answer.status == 503
     assert "stopped" in answer.error()["message"]
+    assert answer.headers["retry-after"] == "10"
     assert door.front.in_flight == 0
 
 
@@ -106,6 +109,7 @@ def test_health_generate_has_a_deadline(door: Door, monkeypatch: pytest.MonkeyPa
     answer = door.call("GET", "/health_generate")
     assert answer.status == 503
     assert "no token" in answer.error()["message"]
+    assert answer.headers["retry-after"] == "1"
     assert len(door.scheduler.of(AbortReq)) == 1
 
 
@@ -127,6 +131,7 @@ def test_server_info(door: Door) -> None:
     assert info["internal_states"] == [{"effective_max_running_requests_per_dp": 8}]
     assert info["front"] == {"requests_in_flight": 0, "late_rows_total": 0}
     assert (info["scheduler"]["step"], info["scheduler"]["free_rows"]) == (7, 6)
+    assert (info["scheduler"]["tree_nodes"], info["scheduler"]["tree_pages"]) == (13, 14)
     assert door.call("GET", "/server_info").json()["served_model_name"] == MODEL
 
 
@@ -137,7 +142,7 @@ def test_server_info_without_an_answering_scheduler(
     monkeypatch.setattr(door.scheduler, "send", lambda message: None)
     info = door.call("GET", "/get_server_info").json()
     assert (info["status"], info["scheduler"]) == ("ready", None)
-    assert door.front._stats_waiters == {}
+    assert len(door.front._stats) == 0
 
 
 @pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])

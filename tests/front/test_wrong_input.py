@@ -57,6 +57,27 @@ SAMPLING = [
     ("no_stop_trim", ["no"]),
 ]
 
+LABELS = [
+    ("priority", [1 << 31, -(1 << 31) - 1, 1 << 70, 1.5, "1", True, []]),
+    ("user", ["u" * 257, "a\nb", "\x1b[31m", 5, ["u"]]),
+    ("cache_salt", ["", "s" * 257, 5, ["s"]]),
+    ("rid", ["", "a b", "a\n", "r" * 129, 5]),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in LABELS for value in values]
+)
+def test_fields_beside_prompt_and_sampling(
+    door: Door, route: str, field: str, value: object
+) -> None:
+    answer = door.post(route, body(route) | {field: value})
+    assert answer.status == 400
+    assert answer.error()["param"] == field
+    assert field in answer.error()["message"]
+    assert door.scheduler.of(TokenizedGenerateReq) == []
+
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
@@ -115,7 +136,8 @@ def test_null_means_unset(door: Door, route: str) -> None:
     names = [name for name, _ in SAMPLING]
     fields = dict.fromkeys([*names, "max_tokens", "max_new_tokens", "min_tokens"])
     everything = body(route, **fields)
-    everything |= dict.fromkeys(["model", "stream", "rid", "lora_path", "n", "logprobs", "tools"])
+    everything |= dict.fromkeys(["model", "stream", "rid", "n", "tools"])
+    everything |= dict.fromkeys(["priority", "user", "cache_salt", "lora_path", "logprobs"])
     answer = door.post(route, everything)
     assert answer.status == 200
     sampling = door.scheduler.of(TokenizedGenerateReq)[0].sampling
@@ -175,8 +197,7 @@ UNSUPPORTED = {
         "chat_template_kwargs": [{"tokenize": True}],
         "continue_final_message": [True],
         "add_generation_prompt": [False],
-        "cache_salt": ["s"],
-        "priority": [1],
+        "extra_key": ["x"],
     },
     COMPLETIONS: {
         "n": [2],

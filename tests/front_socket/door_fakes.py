@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from tokenloom.tokenizer_proc.doors.router import DoorLimits
 from tokenloom.tokenizer_proc.doors.socket import SocketDoor
+from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
 from tokenloom.wire import codec
 from tokenloom.wire.messages import ChatMessage, Finish, StrOut, ToClient
 from tokenloom.wire.sampling import InvalidRequest, SamplingParams, check_sampling
@@ -46,6 +47,7 @@ class FakeStream:
     def __init__(self, input_ids: list[int], sampling: SamplingParams) -> None:
         self.input_ids = input_ids
         self.sampling = sampling
+        self.labels = NO_LABELS
         self.prompt_tokens = len(input_ids)
         self.closed = False
         self.finished = False
@@ -76,21 +78,33 @@ class FakeFront:
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
         self.trouble: Exception | None = None
+        self.slow: asyncio.Event | None = None  # texts are encoded when it is set
         self.on_submit: Callable[[FakeStream], None] | None = None
 
-    def encode_text(self, text: str) -> list[int]:
-        return [ord(char) % VOCAB for char in text]
+    async def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        if self.slow is not None:
+            await self.slow.wait()
+        return [[ord(char) % VOCAB for char in text] for text in texts]
 
-    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
-        return self.encode_text("|".join(f"{m.role}:{m.content}" for m in messages))
+    async def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+        (ids,) = await self.encode_texts(["|".join(f"{m.role}:{m.content}" for m in messages)])
+        return ids
 
-    def submit(self, input_ids: list[int], sampling: SamplingParams) -> FakeStream:
+    async def flush_cache(self, timeout_s: float) -> int:
+        if self.trouble is not None:
+            raise self.trouble
+        return round(timeout_s * 100)
+
+    def submit(
+        self, input_ids: list[int], sampling: SamplingParams, labels: Labels = NO_LABELS
+    ) -> FakeStream:
         if self.trouble is not None:
             raise self.trouble
         check_sampling(sampling, VOCAB)
         if not input_ids:
             raise InvalidRequest("input_ids", "the prompt is empty")
         stream = FakeStream(input_ids, sampling)
+        stream.labels = labels
         self.streams.append(stream)
         if self.on_submit is not None:
             self.on_submit(stream)

@@ -11,8 +11,10 @@ from door_fakes import VOCAB, FakeFront, RawClient, Served, run, served, until
 
 from tokenloom.tokenizer_proc.doors.router import DoorLimits
 from tokenloom.tokenizer_proc.front import Refused
+from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
 from tokenloom.wire import codec, paths
-from tokenloom.wire.messages import Delta, Done, Failed, Finish, Pong, Usage
+from tokenloom.wire.messages import Delta, Done, Failed, Finish, Flushed, Pong, Usage
+from tokenloom.wire.sampling import InvalidRequest
 
 STOP = Finish("stop", matched=7)
 
@@ -164,11 +166,15 @@ def test_an_error_finish_and_a_cut_stream_are_failures(tmp_path: Path) -> None:
             await client.say(type="generate", rid="a", text="x")
             (await setup.front.stream(0)).push("", (), Finish("error", None, "broken", 500))
             assert await client.hear() == Failed("a", 500, "broken")
+            await client.say(type="generate", rid="c", text="x")
+            full = Finish("error", None, "the queue is full", 503, 30)
+            (await setup.front.stream(1)).push("", (), full)
+            assert await client.hear() == Failed("c", 503, "the queue is full", retry_after=30)
             await client.say(type="generate", rid="b", text="x")
-            (await setup.front.stream(1)).close()
+            (await setup.front.stream(2)).close()
             failed = await client.hear()
             assert isinstance(failed, Failed)
-            assert (failed.rid, failed.status) == ("b", 503)
+            assert (failed.rid, failed.status, failed.retry_after) == ("b", 503, 10)
 
     run(main())
 
@@ -179,12 +185,74 @@ def test_the_front_may_refuse_or_break(tmp_path: Path, caplog: pytest.LogCapture
             client = setup.client()
             setup.front.trouble = Refused(503, "the server is busy", 1)
             await client.say(type="generate", rid="a", text="x")
-            assert await client.hear() == Failed("a", 503, "the server is busy")
+            assert await client.hear() == Failed("a", 503, "the server is busy", retry_after=1)
             setup.front.trouble = KeyError("secret")
             await client.say(type="generate", rid="b", text="x")
             assert await client.hear() == Failed("b", 500, "internal error")
             await client.say(type="ping")
             assert isinstance(await client.hear(), Pong)
+
+    with caplog.at_level(logging.CRITICAL):
+        run(main())
+
+
+def test_what_a_request_says_beside_its_prompt(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup:
+            client = setup.client()
+            await client.say(
+                type="generate", rid="a", text="x", priority=-2, user="ada", cache_salt="s"
+            )
+            assert (await setup.front.stream(0)).labels == Labels(-2, "ada", "s")
+            await client.say(type="generate", rid="b", text="x")
+            assert (await setup.front.stream(1)).labels == NO_LABELS
+
+    run(main())
+
+
+def test_a_request_whose_text_is_being_encoded(tmp_path: Path) -> None:
+    """It has its rid, others go on meanwhile, and an abort or a leaving client ends it."""
+
+    async def main() -> None:
+        async with served(tmp_path) as setup:
+            client, other = setup.client(), setup.client()
+            setup.front.slow = asyncio.Event()
+            await client.say(type="generate", rid="a", text="long")
+            await client.say(type="generate", rid="a", text="long")
+            failed = await client.hear()
+            assert isinstance(failed, Failed)
+            assert (failed.rid, failed.status) == ("a", 409)
+            await client.say(type="generate", rid="ids", input_ids=[1])
+            (await setup.front.stream(0)).push("y", (1,), STOP)
+            assert isinstance(await client.hear(), Done)
+            await client.say(type="abort", rid="a")
+            assert await client.hear() == Done("a", "", [], "abort", Usage(0, 0, 0))
+            await other.say(type="generate", rid="b", text="long")
+            await until(lambda: len(setup.door._tasks) == 1)
+            other.close()
+            await until(lambda: not setup.door._tasks)
+            setup.front.slow.set()
+            await client.say(type="generate", rid="a", text="long")
+            await setup.front.stream(1)
+            assert len(setup.front.streams) == 2
+
+    run(main())
+
+
+def test_flushing_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup:
+            client = setup.client(json=True)
+            await client.say(type="flush_cache", seq=5, timeout=0.5)
+            assert await client.hear() == Flushed(5, 200, pages=50)
+            for trouble, status, message in [
+                (Refused(409, "2 requests run"), 409, "2 requests run"),
+                (InvalidRequest("timeout", "timeout is wrong"), 400, "timeout is wrong"),
+                (KeyError("secret"), 500, "internal error"),
+            ]:
+                setup.front.trouble = trouble
+                await client.say(type="flush_cache", seq=6)
+                assert await client.hear() == Flushed(6, status, message)
 
     with caplog.at_level(logging.CRITICAL):
         run(main())
@@ -220,6 +288,11 @@ GENERATE = {"type": "generate", "rid": "w", "text": "x"}
         (GENERATE | {"rid": "a\n"}, "rid"),
         (GENERATE | {"rid": "a" * 129}, "rid"),
         (GENERATE | {"rid": 5}, "rid"),
+        (GENERATE | {"priority": 1 << 31}, "priority"),
+        (GENERATE | {"priority": None}, "priority"),
+        (GENERATE | {"user": "u" * 257}, "user"),
+        (GENERATE | {"cache_salt": ""}, "cache_salt"),
+        (GENERATE | {"cache_salt": "s" * 257}, "cache_salt"),
         ({"type": "generate", "text": "x"}, "rid"),
         ({"type": "genrate", "rid": "w"}, "type"),
         ({"rid": "w"}, "type"),
@@ -351,7 +424,7 @@ def test_the_door_says_a_last_word_when_it_closes(tmp_path: Path) -> None:
             client = RawClient(setup.address)
             await client.say(type="generate", rid="a", text="x")
             stream = await setup.front.stream(0)
-        assert await client.hear() == Failed("a", 503, "the server is stopping")
+        assert await client.hear() == Failed("a", 503, "the server is stopping", retry_after=10)
         assert stream.closed
         assert not (tmp_path / "door.sock").exists()
         client.close()

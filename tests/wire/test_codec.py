@@ -18,6 +18,11 @@ from tokenloom.wire.messages import (
     DrainReq,
     Failed,
     Finish,
+    FlushCache,
+    Flushed,
+    FlushOut,
+    FlushReq,
+    FromClient,
     Generate,
     Ping,
     Pong,
@@ -28,6 +33,7 @@ from tokenloom.wire.messages import (
     StopMatched,
     StreamOpen,
     StrOut,
+    ToClient,
     TokenIDOut,
     TokenizedGenerateReq,
     Usage,
@@ -35,7 +41,7 @@ from tokenloom.wire.messages import (
 from tokenloom.wire.sampling import SamplingParams
 
 INFO = SchedulerInfo(1000, 256, 16, 4096, 8, 32, "float32", (2, 7))
-STATS = StatsOut(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 13, 0)
+STATS = StatsOut(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 13, 0, 14, 15, 16)
 ROW = TokenIDOut(1, (5, 6), Finish("stop", 7), 16, StreamOpen(b"\x01\0\0\0", (".",)))
 
 # Internal structs may grow at the end only; a change of any of these bytes is a change of contract.
@@ -44,6 +50,8 @@ GOLDEN = [
     (StopMatched(1), codec.to_scheduler(), "92ab53746f704d61746368656401"),
     (StatsReq(5), codec.to_scheduler(), "92a8537461747352657105"),
     (DrainReq(), codec.to_scheduler(), "91a8447261696e526571"),
+    (FlushReq(5, 1.5), codec.to_scheduler(), "93a8466c75736852657105cb3ff8000000000000"),
+    (FlushOut(5, False, "no"), codec.to_front(), "95a8466c7573684f757405c2a26e6f00"),
     (
         TokenizedGenerateReq(1, b"\x05\0\0\0", SamplingParams(temperature=0.0)),
         codec.to_scheduler(),
@@ -53,7 +61,7 @@ GOLDEN = [
     (
         BatchTokenIDOut([ROW]),
         codec.to_detokenizer(),
-        "92af4261746368546f6b656e49444f757491950192050694a473746f7007a0ccc81094c4040100000091a12ec3c2",
+        "92af4261746368546f6b656e49444f757491950192050695a473746f7007a0ccc8c01094c4040100000091a12ec3c2",
     ),
     (
         BatchStrOut([StrOut(1, "hé", (5,))]),
@@ -85,6 +93,7 @@ def test_bytes_on_the_internal_links(
         (STATS, codec.to_detokenizer()),
         (STATS, codec.to_front()),
         (Drained(), codec.to_detokenizer()),
+        (FlushOut(5, True, pages=3), codec.to_detokenizer()),
         (ChildFailed("scheduler", "out of memory"), codec.to_launcher()),
     ],
 )
@@ -111,19 +120,23 @@ FROM_CLIENT = [
     Generate("a", input_ids=[1, 2], stream=False),
     Generate("a", messages=[ChatMessage("user", "hé", "Ada")]),
     Abort("a"),
+    Generate("a", text="x", priority=-3, user="u", cache_salt="s"),
     Ping(3),
+    FlushCache(3, 0.5),
 ]
 TO_CLIENT = [
     Delta("a", "hé", [1]),
     Done("a", "x", [1], "stop", Usage(1, 2, 3), "."),
     Failed("a", 400, "no", "top_p"),
+    Failed("a", 503, "busy", retry_after=2),
     Pong(1, "m", False),
+    Flushed(1, 200, pages=3),
 ]
 
 
 @pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("message", FROM_CLIENT)
-def test_what_clients_say_in_both_forms(message: Generate | Abort | Ping, json: bool) -> None:
+def test_what_clients_say_in_both_forms(message: FromClient, json: bool) -> None:
     frame = codec.encode_for(message, json=json)
     assert codec.is_json(frame) == json
     assert codec.decode_from_client(frame) == message
@@ -131,7 +144,7 @@ def test_what_clients_say_in_both_forms(message: Generate | Abort | Ping, json: 
 
 @pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("message", TO_CLIENT)
-def test_what_clients_hear_in_both_forms(message: Delta | Done | Failed | Pong, json: bool) -> None:
+def test_what_clients_hear_in_both_forms(message: ToClient, json: bool) -> None:
     assert codec.decode_to_client(codec.encode_for(message, json=json)) == message
 
 

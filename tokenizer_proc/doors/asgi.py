@@ -5,25 +5,22 @@ objects), notices a client that leaves or stalls. Knows nothing of models and to
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from .errors import ApiError, ClientGone
+from .errors import ApiError, ClientGone, Headers
 from .limits import (
     BODY_READ_SECONDS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
-    REQUEST_ID_PATTERN,
     SEND_STALL_SECONDS,
 )
+from .request_ids import is_request_id
 
-Headers = tuple[tuple[str, str], ...]
-
-_REQUEST_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _encoder = msgspec.json.Encoder()
 
 _DONE = b"data: [DONE]\n\n"
@@ -46,6 +43,12 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
+
+    def query(self, name: str) -> str | None:
+        """The last value of a query parameter."""
+        query: bytes = self.scope["query_string"]
+        given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+        return given[name][-1] if name in given else None
 
     def check_headers(self) -> None:
         headers: list[tuple[bytes, bytes]] = self.scope["headers"]
@@ -121,7 +124,7 @@ class Exchange:
         self.started = True
         raw = [(name.encode(), value.encode()) for name, value in headers]
         request_id = self.header(b"x-request-id")
-        if request_id is not None and _REQUEST_ID.fullmatch(request_id):
+        if request_id is not None and is_request_id(request_id):
             raw.append((b"x-request-id", request_id))
         await self._put({"type": "http.response.start", "status": status, "headers": raw})
 

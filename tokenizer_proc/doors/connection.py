@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with a bound on the head of a request, in bytes and in time.
+"""uvicorn's HTTP protocol with bounds on connections and on the head of a request.
 
 uvicorn with httptools collects headers without limit until the head is complete, so an application
 never sees one that does not end. Everything else is uvicorn's.
@@ -10,14 +10,27 @@ from http import HTTPStatus
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .errors import ApiError
+from ..sessions import Refused
+from .errors import ApiError, as_api_error
 from .limits import HEAD_SECONDS, MAX_HEADER_BYTES
 
 
 class BoundedHttp(HttpToolsProtocol):
+    max_connections = 0  # set by `bounded_http`
     _in_head = False
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            busy = Refused(503, f"the server is busy: {self.max_connections} connections are open")
+            self._refuse(as_api_error(busy))
+            return
+        # Before its first byte a connection is as idle as it is between two requests.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -52,9 +65,15 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._stop_waiting()
         body = msgspec.json.encode(error.body)
+        extra = b"".join(f"{name}: {value}\r\n".encode() for name, value in error.headers)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%s"
-            % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), body)
+            b"%sconnection: close\r\n\r\n%s"
+            % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), extra, body)
         )
         self.transport.close()
+
+
+def bounded_http(max_connections: int) -> type[BoundedHttp]:
+    """The protocol for a server with at most so many connections; uvicorn makes its instances."""
+    return type("BoundedHttp", (BoundedHttp,), {"max_connections": max_connections})

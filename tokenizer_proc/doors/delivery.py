@@ -34,15 +34,17 @@ class Rendering(Protocol):
 async def deliver(
     exchange: Exchange, streams: list[RequestStream], rendering: Rendering, *, as_events: bool
 ) -> None:
-    """Answer with what the streams give. Raises ApiError while no status line was sent."""
+    """Answer with what the streams give, inside `exchange.connected()`.
+
+    Raises ApiError while no status line was sent.
+    """
     tallies = [Tally(stream.prompt_tokens) for stream in streams]
     try:
-        async with exchange.connected():
-            if as_events:
-                await _send_events(exchange, streams, tallies, rendering)
-            else:
-                await _each(streams, tallies, _collect)
-                await exchange.reply(200, rendering.whole(tallies))
+        if as_events:
+            await _send_events(exchange, streams, tallies, rendering)
+        else:
+            await _each(streams, tallies, _collect)
+            await exchange.reply(200, rendering.whole(tallies))
     finally:
         close_all(streams)
 

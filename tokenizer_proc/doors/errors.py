@@ -9,13 +9,15 @@ import msgspec
 from ...wire.messages import Finish
 from ...wire.sampling import InvalidRequest
 from ..sessions import Refused
-from .limits import RETRY_AFTER_BUSY
+
+Headers = tuple[tuple[str, str], ...]
 
 _TYPES = {
     400: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     431: "invalid_request_error",
@@ -24,6 +26,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
+    409: "conflict",
     413: "request_too_large",
     415: "unsupported_media_type",
     431: "headers_too_large",
@@ -57,7 +60,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
+        headers: Headers = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -83,17 +86,16 @@ def as_api_error(error: Exception) -> ApiError:
         case InvalidRequest():
             return ApiError(400, error.message, param=error.param)
         case Refused():
-            return ApiError(error.status, error.message, headers=_retry_after(error.retry_after))
+            return ApiError(error.status, error.message, headers=retry_after(error))
         case _:
             return ApiError(500, "internal error; the server's log has the details")
 
 
 def of_finish(finish: Finish) -> ApiError:
     """The answer to a request that ended with `finish.reason == "error"`."""
-    status = finish.status if 400 <= finish.status <= 599 else 500
-    headers = _retry_after(RETRY_AFTER_BUSY) if status == 503 else ()
-    return ApiError(status, finish.message or "the request failed", headers=headers)
+    return as_api_error(Refused.of(finish))
 
 
-def _retry_after(seconds: int) -> tuple[tuple[str, str], ...]:
-    return (("retry-after", str(seconds)),)
+def retry_after(refused: Refused) -> Headers:
+    seconds = refused.retry_after
+    return () if seconds is None else (("retry-after", str(seconds)),)

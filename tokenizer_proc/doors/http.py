@@ -25,6 +25,7 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/models", ("GET",), openai_routes.models),
     ("/v1/models/{model:path}", ("GET",), openai_routes.model),
     ("/generate", ("POST", "PUT"), native.generate),
+    ("/flush_cache", ("GET", "POST"), service.flush_cache),
     ("/health", ("GET",), service.health),
     ("/health_generate", ("GET",), service.health_generate),
     ("/get_model_info", ("GET",), service.model_info),

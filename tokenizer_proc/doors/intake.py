@@ -4,23 +4,24 @@ Called by the handlers of the OpenAI and native routes; raises what `Front` rais
 InvalidRequest under the field name it was given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from ...wire.sampling import InvalidRequest, SamplingParams
 from ..front import Front, RequestStream
+from ..labels import Labels
 from .limits import MAX_PROMPTS
 
 Prompt = str | Sequence[str | int | list[int]]
 
 
-def prompts_of(
-    prompt: Prompt, name: str, encode_text: Callable[[str], list[int]]
+async def prompts_of(
+    prompt: Prompt, name: str, encode_texts: Callable[[list[str]], Awaitable[list[list[int]]]]
 ) -> list[list[int]]:
     """Token ids of each prompt: a text, texts, a list of ids, or lists of ids; never a mixture."""
     if isinstance(prompt, str):
-        return [encode_text(prompt)]
+        return await encode_texts([prompt])
     if not prompt:
         raise InvalidRequest(name, f"{name} is an empty list")
     ids = [item for item in prompt if isinstance(item, int)]
@@ -32,7 +33,7 @@ def prompts_of(
         )
     texts = [item for item in prompt if isinstance(item, str)]
     if len(texts) == len(prompt):
-        return [encode_text(text) for text in texts]
+        return await encode_texts(texts)
     lists = [item for item in prompt if isinstance(item, list)]
     if len(lists) == len(prompt):
         return lists
@@ -43,6 +44,7 @@ def submit_all(
     front: Front,
     prompts: list[list[int]],
     sampling: Sequence[SamplingParams],
+    labels: Labels,
     default_max_new_tokens: int | None = None,
 ) -> list[RequestStream]:
     """One stream a prompt, or none: when one is refused, those before it are aborted.
@@ -57,7 +59,7 @@ def submit_all(
                 params = msgspec.structs.replace(
                     params, max_new_tokens=min(default_max_new_tokens, room)
                 )
-            streams.append(front.submit(input_ids, params))
+            streams.append(front.submit(input_ids, params, labels))
     except BaseException:
         close_all(streams)
         raise

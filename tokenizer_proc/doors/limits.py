@@ -6,6 +6,8 @@ Bounds of single sampling fields live in `wire.sampling`, flags in `wire.config.
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
+MAX_LABEL_CHARS = 256  # user and cache_salt
+MAX_INLINE_CHARS = 4096  # longer texts are tokenised beside the loop; this many take up to 4 ms
 MAX_CHARS_PER_TOKEN = 16  # longer texts than context * this are refused before they are tokenised
 MAX_HEADERS = 100  # 431 above
 MAX_HEADER_BYTES = 32 << 10  # names and values of one request together; 431 above
@@ -18,6 +20,8 @@ BODY_READ_SECONDS = 10.0  # longest wait for the next piece of a request body; 4
 SEND_STALL_SECONDS = 30.0  # a client that takes no byte of its stream for so long is cut off
 STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers
 HEALTH_GENERATE_SECONDS = 10.0
+MAX_FLUSH_SECONDS = 600.0  # longest `timeout` of /flush_cache
+FLUSH_ANSWER_SECONDS = 10.0  # what the scheduler gets beyond it before the front gives up: 503
 SHUTDOWN_SECONDS = 5  # what connections get to take their last bytes after a drain
 
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503

@@ -1,6 +1,5 @@
 """/generate in SGLang's shape: text or ids, one or a batch, whole or as cumulative events."""
 
-import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,16 +9,16 @@ import msgspec
 from ...wire.messages import Finish, StrOut
 from ...wire.sampling import InvalidRequest, SamplingParams
 from ..front import Front
+from ..labels import labels_of
 from .asgi import Exchange, event
 from .body import Neutral, decode, parse_fields, refuse_unsupported
 from .delivery import deliver
 from .intake import prompts_of, submit_all
-from .limits import MAX_REQUEST_ID_CHARS, REQUEST_ID_PATTERN
+from .request_ids import check_rid
 from .sampling_fields import SamplingFields, respelled, to_sampling
 from .tally import Tally
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_RID = re.compile(REQUEST_ID_PATTERN)
 
 
 class NativeSampling(SamplingFields, frozen=True, kw_only=True):
@@ -34,6 +33,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
     rid: str | list[str] | None = None
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
 
 
 _UNSUPPORTED: Neutral = {
@@ -50,9 +52,7 @@ _UNSUPPORTED: Neutral = {
     "lora_id": (),
     "session_params": ({},),
     "custom_logit_processor": (),
-    "priority": (0,),
     "extra_key": (),
-    "cache_salt": (),
     "bootstrap_host": (),
     "bootstrap_room": (),
 }
@@ -116,11 +116,7 @@ def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
     if len(names) != count:
         raise InvalidRequest("rid", f"rid has {len(names)} entries for {count} prompts")
     for name in given:
-        if not _RID.fullmatch(name):
-            raise InvalidRequest(
-                "rid",
-                f"a rid must have 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -",
-            )
+        check_rid(name)
     return names
 
 
@@ -197,10 +193,12 @@ async def generate(front: Front, exchange: Exchange) -> None:
     name = "input_ids" if request.text is None else "text"
     prompt = request.input_ids if request.text is None else request.text
     batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
-    with respelled({"input_ids": name, "prompt": name}):
-        prompts = prompts_of([] if prompt is None else prompt, name, front.encode_text)
-        rids = _rids(request.rid, len(prompts), batch=batch)
-        sampling = _sampling_of_each(request, len(prompts))
-        streams = submit_all(front, prompts, sampling, DEFAULT_MAX_NEW_TOKENS)
-    rendering = NativeRenderer(rids, batch=batch)
-    await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+    labels = labels_of(request, exchange.header(b"authorization"))
+    async with exchange.connected():
+        with respelled({"input_ids": name, "prompt": name}):
+            prompts = await prompts_of([] if prompt is None else prompt, name, front.encode_texts)
+            rids = _rids(request.rid, len(prompts), batch=batch)
+            sampling = _sampling_of_each(request, len(prompts))
+            streams = submit_all(front, prompts, sampling, labels, DEFAULT_MAX_NEW_TOKENS)
+        rendering = NativeRenderer(rids, batch=batch)
+        await deliver(exchange, streams, rendering, as_events=bool(request.stream))

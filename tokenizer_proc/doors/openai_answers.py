@@ -41,11 +41,18 @@ def usage_of(tallies: Sequence[Tally]) -> Usage:
 
 class Renderer:
     def __init__(
-        self, route: Route, model: str, *, include_usage: bool = False, every_usage: bool = False
+        self,
+        route: Route,
+        model: str,
+        rid: str | None = None,
+        *,
+        include_usage: bool = False,
+        every_usage: bool = False,
     ) -> None:
+        """`rid` is the client's own name for the answer."""
         self._route = route
         self._model = model
-        self._id = _ID_PREFIX[route] + secrets.token_hex(16)
+        self._id = rid or _ID_PREFIX[route] + secrets.token_hex(16)
         self._created = int(time.time())
         self._include_usage = include_usage
         self._every_usage = every_usage

@@ -3,6 +3,7 @@
 import time
 
 from ..front import Front
+from ..labels import labels_of
 from .asgi import Exchange
 from .delivery import deliver
 from .errors import model_not_found
@@ -19,6 +20,7 @@ from .openai_requests import (
     read_completion,
 )
 from .openai_wire import ChatRequest, CompletionRequest, ModelCard, ModelList
+from .request_ids import check_rid
 from .sampling_fields import respelled
 
 _STARTED = int(time.time())  # what /v1/models calls `created`
@@ -27,22 +29,26 @@ _STARTED = int(time.time())  # what /v1/models calls `created`
 async def chat(front: Front, exchange: Exchange) -> None:
     request = read_chat(await exchange.read_body())
     _check_model(front, request.model)
-    with respelled(chat_names(request)):
-        prompts = [front.encode_chat(chat_messages(request.messages))]
-        streams = submit_all(front, prompts, [chat_sampling(request)])
     rendering = _renderer("chat", front, request)
-    await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+    labels = labels_of(request, exchange.header(b"authorization"))
+    async with exchange.connected():
+        with respelled(chat_names(request)):
+            prompts = [await front.encode_chat(chat_messages(request.messages))]
+            streams = submit_all(front, prompts, [chat_sampling(request)], labels)
+        await deliver(exchange, streams, rendering, as_events=bool(request.stream))
 
 
 async def completions(front: Front, exchange: Exchange) -> None:
     request = read_completion(await exchange.read_body())
     _check_model(front, request.model)
-    with respelled(completion_names()):
-        prompts = prompts_of(request.prompt, "prompt", front.encode_text)
-        sampling = [completion_sampling(request)] * len(prompts)
-        streams = submit_all(front, prompts, sampling, COMPLETION_MAX_TOKENS)
     rendering = _renderer("completion", front, request)
-    await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+    labels = labels_of(request, exchange.header(b"authorization"))
+    async with exchange.connected():
+        with respelled(completion_names()):
+            prompts = await prompts_of(request.prompt, "prompt", front.encode_texts)
+            sampling = [completion_sampling(request)] * len(prompts)
+            streams = submit_all(front, prompts, sampling, labels, COMPLETION_MAX_TOKENS)
+        await deliver(exchange, streams, rendering, as_events=bool(request.stream))
 
 
 async def models(front: Front, exchange: Exchange) -> None:
@@ -66,9 +72,12 @@ def _check_model(front: Front, model: str | None) -> None:
 
 def _renderer(route: Route, front: Front, request: ChatRequest | CompletionRequest) -> Renderer:
     options = request.stream_options
+    if request.rid is not None:
+        check_rid(request.rid)
     return Renderer(
         route,
         front.model_name,
+        request.rid,
         include_usage=bool(options and options.include_usage),
         every_usage=bool(options and options.continuous_usage_stats),
     )

@@ -25,6 +25,10 @@ class _Request(SamplingFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None  # vLLM's name for no_stop_trim
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    rid: str | None = None  # SGLang's name for the id of the answer
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -81,8 +85,6 @@ _UNSUPPORTED: Neutral = {
     "truncate_prompt_tokens": _NEVER,
     "lora_path": _NEVER,
     "session_params": ({},),
-    "priority": (0,),
-    "cache_salt": _NEVER,
     "extra_key": _NEVER,
     "return_hidden_states": _OFF,
     "return_token_ids": _OFF,

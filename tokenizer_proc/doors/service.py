@@ -6,10 +6,10 @@ from importlib.metadata import version
 import msgspec
 
 from ...wire.messages import Finish, SchedulerInfo
-from ...wire.sampling import SamplingParams
-from ..front import Front
+from ...wire.sampling import InvalidRequest, SamplingParams
+from ..front import Front, Refused
 from .asgi import Exchange
-from .errors import ApiError, of_finish
+from .errors import of_finish, retry_after
 from .limits import HEALTH_GENERATE_SECONDS, STATS_SECONDS
 
 VERSION = version("tokenloom")
@@ -17,6 +17,11 @@ VERSION = version("tokenloom")
 
 class Health(msgspec.Struct, frozen=True):
     status: str
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    pages: int
+    success: bool = True
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -44,6 +49,9 @@ class SchedulerNumbers(msgspec.Struct, frozen=True):
     cached_tokens_total: int
     generated_tokens_total: int
     violations_total: int
+    evicted_pages_total: int
+    tree_nodes: int
+    tree_pages: int
 
 
 class InternalState(msgspec.Struct, frozen=True):
@@ -82,7 +90,12 @@ def _status(front: Front) -> str:
 
 
 async def health(front: Front, exchange: Exchange) -> None:
-    await exchange.reply(200 if front.ready else 503, Health(_status(front)))
+    try:
+        front.require_ready()
+    except Refused as refused:
+        await exchange.reply(refused.status, Health(_status(front)), retry_after(refused))
+    else:
+        await exchange.reply(200, Health(_status(front)))
 
 
 async def health_generate(front: Front, exchange: Exchange) -> None:
@@ -94,14 +107,24 @@ async def health_generate(front: Front, exchange: Exchange) -> None:
             async for row in stream:
                 finish = row.finish
     except TimeoutError:
-        raise ApiError(
-            503, f"no token was generated within {HEALTH_GENERATE_SECONDS:g} s"
-        ) from None
+        raise Refused(503, f"no token was generated within {HEALTH_GENERATE_SECONDS:g} s") from None
     finally:
         stream.close()
     if finish is not None and finish.reason == "error":
         raise of_finish(finish)
     await exchange.reply(200, Health("ready"))
+
+
+async def flush_cache(front: Front, exchange: Exchange) -> None:
+    given = exchange.query("timeout")
+    try:
+        timeout = 0.0 if given is None else float(given)
+    except ValueError:
+        raise InvalidRequest("timeout", "timeout must be a number of seconds") from None
+    await exchange.read_body()  # there is nothing in it for us
+    async with exchange.connected():
+        pages = await front.flush_cache(timeout)
+    await exchange.reply(200, Flushed(pages))
 
 
 async def model_info(front: Front, exchange: Exchange) -> None:

@@ -24,6 +24,8 @@ from ...wire.messages import (
     Done,
     Failed,
     Finish,
+    FlushCache,
+    Flushed,
     FromClient,
     Generate,
     Ping,
@@ -34,12 +36,13 @@ from ...wire.messages import (
 )
 from ...wire.sampling import InvalidRequest
 from ..front import Front, Refused, RequestStream
-from .limits import MAX_REQUEST_ID_CHARS, REQUEST_ID_PATTERN
+from ..labels import labels_of
+from .limits import MAX_REQUEST_ID_CHARS, RETRY_AFTER_DRAINING
+from .request_ids import check_rid
 from .router import DoorLimits, PeerGone, Router
 
 RETRY_SECONDS = 0.05
 MAX_ERROR_CHARS = 500  # decode errors quote their input
-RID = re.compile(REQUEST_ID_PATTERN)
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +61,12 @@ class _Back:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request between its submission and its terminal message."""
+    """A request between its arrival and its terminal message."""
 
     rid: str
     back: _Back
-    stream: RequestStream
     streaming: bool
+    stream: RequestStream | None = None  # none while its text is encoded
     task: "asyncio.Task[None] | None" = None
     unsent_text: list[str] = field(default_factory=list)
     unsent_ids: list[int] = field(default_factory=list)
@@ -86,14 +89,14 @@ class _Live:
 
     def terminal(self, finish: Finish) -> Done | Failed:
         if finish.reason == "error":
-            return Failed(rid=self.rid, status=finish.status, message=finish.message)
+            return _failed(self.rid, Refused.of(finish))
         return Done(
             rid=self.rid,
             text="".join(self.unsent_text),
             token_ids=self.unsent_ids,
             finish_reason=finish.reason,
             usage=Usage(
-                prompt_tokens=self.stream.prompt_tokens,
+                prompt_tokens=0 if self.stream is None else self.stream.prompt_tokens,
                 completion_tokens=self.completion_tokens,
                 cached_tokens=self.cached_tokens,
             ),
@@ -135,7 +138,8 @@ class SocketDoor:
         self._closed = True
         for live in [live for lives in self._live.values() for live in lives.values()]:
             self._drop(live)
-            self._answer(live.back, Failed(live.rid, 503, "the server is stopping"))
+            stopping = Refused(503, "the server is stopping", RETRY_AFTER_DRAINING)
+            self._answer(live.back, _failed(live.rid, stopping))
         for task in self._tasks:
             task.cancel()
         self._router.close()
@@ -143,6 +147,7 @@ class SocketDoor:
     async def _receive(self) -> None:
         while True:
             self._take(*await self._router.receive())
+            await asyncio.sleep(0)  # receiving waits for nothing while more is there: others' turn
 
     def _take(self, identity: bytes, parts: list[memoryview]) -> None:
         envelope = (b"",) if len(parts) == 2 and not len(parts[0]) else ()
@@ -175,31 +180,35 @@ class SocketDoor:
                 self._abort(back.identity, rid)
             case Ping(seq=seq):
                 self._answer(back, Pong(seq, self._front.model_name, self._front.ready))
+            case FlushCache():
+                self._keep(asyncio.create_task(self._flush(back, message)))
 
     def _start(self, back: _Back, request: Generate) -> Failed | None:
-        """Submit `request` and give its rows a task; or say why not."""
+        """Give `request` a task, or say why not."""
         rid = request.rid
-        if not RID.fullmatch(rid):
-            text = f"rid must be 1 to {MAX_REQUEST_ID_CHARS} of the characters A-Z a-z 0-9 . _ : -"
-            return Failed(rid[:MAX_REQUEST_ID_CHARS], 400, text, "rid")
+        try:
+            check_rid(rid)
+        except InvalidRequest as error:
+            return Failed(rid[:MAX_REQUEST_ID_CHARS], 400, error.message, error.param)
         lives = self._live.get(back.identity, {})
         if rid in lives:
             return Failed(rid, 409, f"rid {rid!r} is in use by a request that still runs", "rid")
-        try:
-            stream = self._front.submit(self._encode(request), request.sampling)
-        except InvalidRequest as error:
-            return Failed(rid, 400, error.message, error.param)
-        except Refused as error:
-            return Failed(rid, error.status, error.message)
-        except Exception:  # one request's fault must not end the door for all
-            log.exception("request %r of a socket client broke the front", rid)
-            return Failed(rid, 500, "internal error")
-        live = _Live(rid, back, stream, request.stream)
+        live = _Live(rid, back, request.stream)
         self._live.setdefault(back.identity, {})[rid] = live
-        live.task = self._spawn(live)
+        live.task = self._keep(asyncio.create_task(self._answer_request(live, request)))
         return None
 
-    def _encode(self, request: Generate) -> list[int]:
+    async def _submit(self, live: _Live, request: Generate) -> Failed | RequestStream:
+        try:
+            input_ids = await self._encode(request)
+            live.stream = self._front.submit(input_ids, request.sampling, labels_of(request))
+        except InvalidRequest as error:
+            return Failed(live.rid, 400, error.message, error.param)
+        except Refused as error:
+            return _failed(live.rid, error)
+        return live.stream
+
+    async def _encode(self, request: Generate) -> list[int]:
         given = [
             name for name in ("text", "input_ids", "messages") if getattr(request, name) is not None
         ]
@@ -207,9 +216,9 @@ class SocketDoor:
             text = "exactly one of text, input_ids and messages must be given"
             raise InvalidRequest(given[-1] if given else "text", f"{text}, got {given or 'none'}")
         if request.text is not None:
-            return self._front.encode_text(request.text)
+            return (await self._front.encode_texts([request.text]))[0]
         if request.messages is not None:
-            return self._front.encode_chat(request.messages)
+            return await self._front.encode_chat(request.messages)
         return request.input_ids or []
 
     def _abort(self, identity: bytes, rid: str) -> None:
@@ -233,45 +242,63 @@ class SocketDoor:
         self._forget(live)
 
     def _forget(self, live: _Live) -> None:
-        live.stream.close()
+        if live.stream is not None:
+            live.stream.close()
         lives = self._live.get(live.back.identity, {})
         if lives.get(live.rid) is live:
             del lives[live.rid]
         if not lives:
             self._live.pop(live.back.identity, None)
 
-    def _spawn(self, live: _Live) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self._answer_request(live))
+    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _answer_request(self, live: _Live) -> None:
+    async def _answer_request(self, live: _Live, request: Generate) -> None:
         """From the terminal message to `_forget` nothing waits, so an Abort finds both or none."""
         try:
-            await self._last_word(live, await self._relay(live))
+            stream = await self._submit(live, request)
+            if isinstance(stream, Failed):
+                self._answer(live.back, stream)
+            else:
+                await self._last_word(live, await self._relay(live, stream))
         except PeerGone:
             log.info("the client of request %r left", live.rid)
-        except Exception:  # as in _start
-            log.exception("request %r of a socket client broke while it streamed", live.rid)
+        except Exception:  # one request's fault must not end the door for all
+            log.exception("request %r of a socket client broke", live.rid)
             self._answer(live.back, Failed(live.rid, 500, "internal error"))
         finally:
             self._forget(live)
 
-    async def _relay(self, live: _Live) -> Done | Failed:
+    async def _relay(self, live: _Live, stream: RequestStream) -> Done | Failed:
         """Send the rows as they come; the terminal message is returned unsent."""
-        async for row in live.stream:
+        async for row in stream:
             live.take(row)
             if row.finish is not None:
                 return live.terminal(row.finish)
             delta = live.delta()
             if delta is not None and not self._send(live.back, delta):
-                live.stream.close()
+                stream.close()
                 log.warning("a socket client does not read; request %r aborted", live.rid)
                 unread = self._limits.unread_messages
                 text = f"the client does not read: {unread} messages wait for it"
                 return Failed(live.rid, 408, text)
-        return Failed(live.rid, 503, "the server stopped before the answer was complete")
+        stopped = "the server stopped before the answer was complete"
+        return _failed(live.rid, Refused(503, stopped, RETRY_AFTER_DRAINING))
+
+    async def _flush(self, back: _Back, message: FlushCache) -> None:
+        try:
+            pages = await self._front.flush_cache(message.timeout)
+            answer = Flushed(message.seq, 200, pages=pages)
+        except InvalidRequest as error:
+            answer = Flushed(message.seq, 400, error.message)
+        except Refused as error:
+            answer = Flushed(message.seq, error.status, error.message)
+        except Exception:  # as in _answer_request
+            log.exception("flushing the cache for a socket client broke")
+            answer = Flushed(message.seq, 500, "internal error")
+        self._answer(back, answer)
 
     async def _last_word(self, live: _Live, message: Done | Failed) -> None:
         deadline = asyncio.get_running_loop().time() + self._limits.stall_seconds
@@ -293,6 +320,10 @@ class SocketDoor:
         """False when the client has too much unread; raises PeerGone when it has left."""
         payload = codec.encode_for(message, json=back.json)
         return self._router.send(back.identity, [*back.envelope, payload])
+
+
+def _failed(rid: str, refused: Refused) -> Failed:
+    return Failed(rid, refused.status, refused.message, retry_after=refused.retry_after)
 
 
 class _Named(msgspec.Struct):

@@ -1,0 +1,68 @@
+"""What a request says beside its prompt and its sampling: priority, tenant, cache namespace. PURE.
+
+Every door turns its client's fields into Labels here and gives them to `Front.submit`; it is the
+scheduler that acts on them.
+"""
+
+import hashlib
+from typing import Protocol
+
+import msgspec
+
+from ..wire.sampling import InvalidRequest
+from .doors.limits import MAX_LABEL_CHARS
+
+_INT32 = 1 << 31
+_BEARER = b"bearer "
+
+
+class Labels(msgspec.Struct, frozen=True):
+    priority: int = 0
+    tenant: str = ""
+    namespace: str = ""
+
+
+NO_LABELS = Labels()
+
+
+class Labelled(Protocol):
+    """The fields as clients send them, spelt alike at every door; None means unset."""
+
+    @property
+    def priority(self) -> int | None: ...
+
+    @property
+    def user(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+def labels_of(request: Labelled, authorization: bytes | None = None) -> Labels:
+    """Raises InvalidRequest. The tenant is `user`, else who holds the token of the header."""
+    priority, user, salt = request.priority or 0, request.user or "", request.cache_salt
+    if not -_INT32 <= priority < _INT32:
+        raise InvalidRequest("priority", "priority must fit 32 signed bits")
+    _check_length("user", user)
+    if not user.isprintable():  # it ends up in logs
+        raise InvalidRequest("user", "user must consist of printable characters")
+    if salt is not None:
+        if not salt:  # whoever asks for a cache of their own must not get everybody's
+            raise InvalidRequest("cache_salt", "cache_salt is empty")
+        _check_length("cache_salt", salt)
+    return Labels(priority, user or _holder(authorization), salt or "")
+
+
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MAX_LABEL_CHARS:
+        raise InvalidRequest(
+            name, f"{name} has {len(text)} characters; at most {MAX_LABEL_CHARS} are allowed"
+        )
+
+
+def _holder(authorization: bytes | None) -> str:
+    """A name for whoever sends this bearer token; it does not give the token away."""
+    if authorization is None or not authorization.lower().startswith(_BEARER):
+        return ""
+    token = authorization[len(_BEARER) :].strip()
+    return f"token-{hashlib.sha256(token).hexdigest()[:32]}" if token else ""

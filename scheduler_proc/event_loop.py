@@ -5,7 +5,8 @@ decision is made here.
 """
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..wire.messages import ToDetokenizer, ToScheduler
@@ -14,6 +15,7 @@ from .step_log import StepLog
 from .worker_batch import BatchResult, ModelWorkerBatch
 
 IDLE_CHECK_MS = 1000  # so long without work, and the pool's books are audited
+STALLED_MS = 10  # nap while requests wait but none can be computed: time limits go on
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +32,33 @@ class Runner(Protocol):
     def run(self, batch: ModelWorkerBatch) -> BatchResult: ...
 
 
-def event_loop(scheduler: Scheduler, runner: Runner, inbox: Inbox, out: Out) -> None:
+def event_loop(
+    scheduler: Scheduler,
+    runner: Runner,
+    inbox: Inbox,
+    out: Out,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Serves until the scheduler has drained."""
     step_log = StepLog(scheduler)
+    stalled = False
     while not scheduler.drained:
-        for message in _receive(scheduler, inbox):
+        messages = _receive(scheduler, inbox, stalled)
+        _send(out, scheduler.expire(clock()))
+        for message in messages:
             _send(out, scheduler.handle(message))
         batch = scheduler.get_next_batch_to_run()
+        stalled = batch is None
         if batch is not None:
             result = runner.run(batch)
             _send(out, scheduler.process_batch_result(result))
             step_log.after(batch)
 
 
-def _receive(scheduler: Scheduler, inbox: Inbox) -> list[ToScheduler]:
+def _receive(scheduler: Scheduler, inbox: Inbox, stalled: bool) -> list[ToScheduler]:
     """What has arrived; when idle, wait for something and audit the books meanwhile."""
     if not scheduler.idle:
-        return inbox.receive(0)
+        return inbox.receive(STALLED_MS if stalled else 0)
     messages = inbox.receive(IDLE_CHECK_MS)
     if messages:
         return messages

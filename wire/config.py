@@ -109,6 +109,45 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_radix_cache: Annotated[bool, Meta(description="no prefix reuse between requests")] = (
         False
     )
+    admission: Annotated[
+        Literal["ratio", "quantile"],
+        Meta(
+            description="how much of answers to come is reserved: a share of max_tokens that "
+            "decays, or what finished answers predict"
+        ),
+    ] = "ratio"
+    retraction_risk: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            lt=1.0,
+            description="with --admission quantile: chance of a retraction that an admission "
+            "may leave",
+        ),
+    ] = 0.05
+    preemption_threshold: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="a request that comes next and does not fit retracts running ones whose "
+            "priority is lower by at least this; default: never"
+        ),
+    ] = None
+    max_waiting_requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="requests that wait at most; more get 503; default: no bound"),
+    ] = None
+    max_waiting_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="prompt tokens that wait at most; more get 503; default: no bound"),
+    ] = None
+    queue_timeout: Annotated[
+        Annotated[float, Meta(gt=0.0)] | None,
+        Meta(description="seconds until a request must have started, else 503; default: no bound"),
+    ] = None
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0.0)] | None,
+        Meta(description="seconds until a request must have ended, else 408; default: no bound"),
+    ] = None
 
 
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,18 +5,32 @@ one request's own pages. Pages that a request receives, or that replace its own 
 them already, are noted for the runner, which keeps a copy of the page table. PURE.
 """
 
-from .kv_allocator import ReqToTokenPool, TokenToKVPoolAllocator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from .faults import Faults
+from .kv_allocator import PoolError, ReqToTokenPool, TokenToKVPoolAllocator
 from .radix_cache import ID_BYTES, Match, RadixCache
 from .req import Req, ReqKV
 
 
 class KVCache:
-    def __init__(self, *, num_pages: int, page_size: int, num_rows: int, reuse: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        reuse: bool,
+        faults: Faults | None = None,
+    ) -> None:
         self.page_size = page_size
         self.pages = TokenToKVPoolAllocator(num_pages)
         self.rows = ReqToTokenPool(num_rows)
         self.tree = RadixCache(page_size)
         self._reuse = reuse
+        self._faults = faults or Faults()
+        self._imagined = 0  # pages that are taken for free while a release is only imagined
         self._news: list[tuple[int, int, int]] = []
 
     @property
@@ -26,14 +40,29 @@ class KVCache:
     @property
     def reachable_pages(self) -> int:
         """Free ones, and those that eviction could free."""
-        return self.pages.available + self.tree.evictable_pages
+        return self.pages.available + self.tree.evictable_pages + self._imagined
 
-    def reachable_beside(self, match: Match) -> int:
-        """As reachable_pages, once `match` is locked: what is locked cannot be evicted."""
-        self.tree.lock(match.node)
-        reachable = self.reachable_pages
-        self.tree.unlock(match.node)
-        return reachable
+    def locked_by(self, match: Match) -> int:
+        """How many of its pages eviction could free now and could not once it is locked."""
+        count, node = 0, match.node
+        while node.parent is not None and not node.lock_count:
+            count += len(node.pages)
+            node = node.parent
+        return count
+
+    @contextmanager
+    def as_if_released(self, reqs: Iterable[Req]) -> Iterator[None]:
+        """Within it, pages count as if `reqs` had been released. Nothing may change meanwhile."""
+        held = [kv for req in reqs if (kv := req.kv)]
+        self._imagined = sum(len(kv.pages) - kv.tree_pages for kv in held)
+        for kv in held:
+            self.tree.unlock(kv.node)
+        try:
+            yield
+        finally:
+            for kv in held:
+                self.tree.lock(kv.node)
+            self._imagined = 0
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -42,7 +71,7 @@ class KVCache:
         """The request's longest cached prefix, at most all but one of its tokens."""
         if req.match is None or req.match.version != self.tree.version:
             whole = (len(req.ids) - 1) // self.page_size * self.page_size
-            key = req.ids[:whole].tobytes() if self._reuse else b""
+            key = b"" if self._faults.misses() or not self._reuse else req.ids[:whole].tobytes()
             req.match = self.tree.match(key)
         return req.match
 
@@ -71,13 +100,23 @@ class KVCache:
         """How many more pages the request needs before its next `num_tokens` can be computed."""
         return max(0, self.pages_for(kv.computed + num_tokens) - len(kv.pages))
 
-    def grow(self, kv: ReqKV, num_tokens: int) -> None:
-        """Give the request the pages for its next tokens. The caller has made room."""
+    def grow(self, kv: ReqKV, num_tokens: int) -> bool:
+        """Give the request the pages for its next tokens. The caller has made room: that the
+        allocator fails all the same is a bug, which leaves everything as it was and says False.
+        """
         missing = self.missing_pages(kv, num_tokens)
-        if missing:
-            start = len(kv.pages)
-            kv.pages += self.pages.alloc(missing)
-            self._note(kv, start)
+        if not missing:
+            return True
+        if self._faults.fails_allocation():
+            return False
+        try:
+            pages = self.pages.alloc(missing)
+        except PoolError:
+            return False
+        start = len(kv.pages)
+        kv.pages += pages
+        self._note(kv, start)
+        return True
 
     def commit(self, req: Req) -> None:
         """Hand the request's full computed pages to the tree, and lock them there for it."""

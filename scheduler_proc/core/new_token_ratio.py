@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from .req import Req
 
-CLIP = 4096  # an answer is never expected to be longer than this
 _START, _FLOOR, _DECAY_STEPS = 0.7, 0.14, 600
 _LOOKAHEAD = 20  # tokens every survivor of a retraction must be able to add
 

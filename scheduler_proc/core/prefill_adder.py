@@ -1,45 +1,38 @@
 """PrefillAdder: which prompt tokens join the step, within the token budget and the pool. PURE.
 
-Made anew for each step by core/scheduler.py. A new request is admitted when its whole expected need
-fits beside the expected growth of all that runs, tested after its cached prefix has been locked,
-because locking takes that prefix out of what eviction could free.
+Made anew for each step by core/scheduler.py. A new request joins when the step's reserve has room
+for it, and when not, says whom it would have to replace.
 """
 
-import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Collection
 
+from .admission import Admission
 from .kv_cache import KVCache
-from .new_token_ratio import CLIP
 from .req import Req
-
-MAX_RETRACTIONS = 2  # after so many, a request is admitted only with all it may need in reserve
-
-
-def is_protected(req: Req) -> bool:
-    """Retracted often enough: the pool keeps its full need, so nobody has to retract it again."""
-    return req.retractions >= MAX_RETRACTIONS
-
-
-def expected_tokens(req: Req, ratio: float) -> int:
-    """How long prompt and answer are expected to become, never more than the request allows."""
-    if is_protected(req):
-        return len(req.ids) + req.tokens_left
-    return len(req.ids) + math.ceil(min(req.tokens_left, CLIP) * ratio)
+from .reserve import Reserve
+from .retraction import preemptable_by
 
 
 class PrefillAdder:
-    def __init__(self, kv: KVCache, *, budget: int, chunking: bool, ratio: float) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        admission: Admission,
+        running: Collection[Req],
+        *,
+        budget: int,
+        chunking: bool,
+    ) -> None:
         self._kv = kv
+        self._admission = admission
+        self._running = running  # a live view: those who are added join it
         self._left = budget
         self._chunking = chunking
-        self._ratio = ratio
-        self._reserved = 0
+        self._reserve: Reserve | None = None
         self.added: list[tuple[Req, int]] = []  # request, tokens of it in this step
         self.was_cut = False  # the last one added has more prompt than this step computes
-
-    def reserve_for(self, running: Iterable[Req]) -> None:
-        """Set aside the pages that decoding requests are expected to ask for."""
-        self._reserved += sum(self._growth(req) for req in running)
+        self.failed: Req | None = None  # the allocator broke its promise to it
 
     def continue_chunked(self, req: Req) -> bool:
         """Another piece of a prompt that is under way. It holds pages, so it comes first."""
@@ -47,14 +40,40 @@ class PrefillAdder:
 
     def add_new(self, req: Req) -> bool:
         """Admit a waiting request with its first piece, or leave it untouched and say False."""
-        match = self._kv.match(req)
-        if self._piece(len(match.pages) * self._kv.page_size, len(req.ids)) <= 0:
+        if self.failed or not self._kv.rows.available or self._first_piece(req) <= 0:
             return False
-        needed = self._kv.pages_for(expected_tokens(req, 1.0)) - len(match.pages)
-        if needed > self._kv.reachable_beside(match) - self._reserved:
+        if self._reserve is None:
+            self._reserve = self._admission.reserve(self._kv, self._running)
+        match = self._kv.match(req)
+        if not self._reserve.take(req, match):
             return False
         self._kv.admit(req, match)
-        return self._take(req)
+        if not self._take(req):
+            self._kv.release(req)
+            return False
+        return True
+
+    def victims_for(self, req: Req, threshold: int) -> list[Req]:
+        """The fewest running requests that must go for `req` to fit; none if all are not enough.
+
+        Whoever gets tokens in this step stays.
+        """
+        if self.failed or self._first_piece(req) <= 0:
+            return []
+        busy = {other for other, _ in self.added}
+        lesser = preemptable_by(req, self._running, threshold)
+        lesser = [other for other in lesser if other not in busy]
+
+        def fits_without(count: int) -> bool:
+            gone = set(lesser[:count])
+            rest = [other for other in self._running if other not in gone]
+            with self._kv.as_if_released(lesser[:count]):
+                return self._admission.reserve(self._kv, rest).take(req, self._kv.match(req))
+
+        if not lesser or not fits_without(len(lesser)):
+            return []
+        self._reserve = None  # whoever was reserved for is about to go
+        return lesser[: 1 + bisect_left(range(1, len(lesser)), True, key=fits_without)]
 
     def _take(self, req: Req) -> bool:
         kv = req.kv
@@ -62,17 +81,16 @@ class PrefillAdder:
         tokens = self._piece(kv.computed, len(req.ids))
         if tokens <= 0 or not self._kv.make_room(self._kv.missing_pages(kv, tokens)):
             return False
-        self._kv.grow(kv, tokens)
+        if not self._kv.grow(kv, tokens):
+            self.failed = req
+            return False
         self._left -= tokens
-        self._reserved += self._growth(req)
         self.added.append((req, tokens))
         self.was_cut = kv.computed + tokens < len(req.ids)
         return True
 
-    def _growth(self, req: Req) -> int:
-        kv = req.kv
-        assert kv is not None
-        return max(0, self._kv.pages_for(expected_tokens(req, self._ratio)) - len(kv.pages))
+    def _first_piece(self, req: Req) -> int:
+        return self._piece(len(self._kv.match(req).pages) * self._kv.page_size, len(req.ids))
 
     def _piece(self, computed: int, total: int) -> int:
         """Tokens to compute now: all that are left, or up to a page border within the budget."""

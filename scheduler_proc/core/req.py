@@ -64,10 +64,12 @@ class Req:
     max_new_tokens: int  # resolved, and small enough for context and pool
     stop_ids: frozenset[int]  # end of text and the request's own stop tokens
     state: ReqState = ReqState.WAITING
+    priority: int = 0  # larger first; intake has turned the sign where smaller goes first
     kv: ReqKV | None = None
     match: Match | None = None  # last look into the tree, valid for one version of it
     cached_tokens: int = 0  # prompt tokens found in the tree at the first admission
     retractions: int = 0
+    failed_allocations: int = 0
     admitted: bool = False  # ever
     announced: bool = False  # the detokenizer knows of it
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))

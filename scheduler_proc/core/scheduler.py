@@ -10,33 +10,33 @@ from dataclasses import dataclass
 from ...wire.config import SchedulingConfig, contradiction
 from ...wire.messages import (
     AbortReq,
-    BatchTokenIDOut,
     Drained,
     DrainReq,
     Finish,
     StatsOut,
     StatsReq,
     StopMatched,
-    StreamOpen,
     ToDetokenizer,
-    TokenIDOut,
     TokenizedGenerateReq,
     ToScheduler,
 )
 from ...wire.sampling import InvalidRequest
 from ..worker_batch import BatchResult, ModelWorkerBatch, RowOpen
+from .admission import Admission
 from .conservation import check_conservation
+from .faults import Faults
 from .intake import Limits, make_req
-from .kv_allocator import PoolError
 from .kv_cache import KVCache
-from .new_token_ratio import NewTokenRatio
 from .prefill_adder import PrefillAdder
+from .queue_limits import QueueLimits
 from .req import Req, ReqState
 from .retraction import choose_victim
+from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
 from .schedule_policy import WaitingQueue
 
-PROMPT_TAIL = 8  # prompt ids that the detokenizer sees, for the spacing of the first word
+MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
+DRAINING = "the server is shutting down"
 
 
 @dataclass(slots=True)
@@ -51,7 +51,13 @@ class Totals:
 
 
 class Scheduler:
-    def __init__(self, settings: SchedulingConfig, limits: Limits, num_pages: int) -> None:
+    def __init__(
+        self,
+        settings: SchedulingConfig,
+        limits: Limits,
+        num_pages: int,
+        faults: Faults | None = None,
+    ) -> None:
         if problem := contradiction(settings):
             raise ValueError(problem)
         self._settings = settings
@@ -61,19 +67,23 @@ class Scheduler:
             page_size=settings.page_size,
             num_rows=settings.max_running_requests,
             reuse=not settings.disable_radix_cache,
+            faults=faults,
         )
-        self._ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._faults = faults or Faults()
+        self._admission = Admission(settings)
         self._waiting = WaitingQueue()
+        self._queue_limits = QueueLimits(settings)
         self._running: dict[int, Req] = {}
         self._reqs: dict[int, Req] = {}  # waiting and running, by rid
         self._chunked: Req | None = None  # the one running request whose prompt is partly computed
         self._launched: ScheduleBatch | None = None
         self._endings: dict[int, Finish] = {}  # of requests that are ABORTING
         self._opened: list[RowOpen] = []
-        self._rows_out: list[TokenIDOut] = []
+        self._rows_out = RowsOut()
         self._arrivals = 0
         self._step = 0
         self._draining = False
+        self.now = 0.0  # seconds, as the loop has said last
         self.drained = False
         self.totals = Totals()
 
@@ -94,6 +104,13 @@ class Scheduler:
                 self._drain()
         return self._outputs()
 
+    def expire(self, now: float) -> list[ToDetokenizer]:
+        """It is `now`: end what waits or runs for too long. Called before a turn's messages."""
+        self.now = now
+        for rid, finish in self._queue_limits.expired(now):
+            self._end_early(rid, finish)
+        return self._outputs()
+
     def _accept(self, message: TokenizedGenerateReq) -> None:
         if (
             message.rid in self._reqs
@@ -101,20 +118,20 @@ class Scheduler:
             self.totals.violations += 1
             return
         if self._draining:
-            self._refuse(message, "the server is shutting down", 503)
+            self._rows_out.refuse(message.rid, _error(503, DRAINING))
             return
         self._arrivals += 1
         try:
             req = make_req(message, self._arrivals, self._limits)
         except InvalidRequest as error:
-            self._refuse(message, error.message, 400)
+            self._rows_out.refuse(message.rid, _error(400, error.message))
+            return
+        if refusal := self._queue_limits.refusal(req):
+            self._rows_out.refuse(message.rid, refusal)
             return
         self._reqs[req.rid] = req
         self._waiting.add(req)
-
-    def _refuse(self, message: TokenizedGenerateReq, why: str, status: int) -> None:
-        finish = Finish("error", message=why, status=status)
-        self._rows_out.append(TokenIDOut(message.rid, finish=finish, opened=StreamOpen(b"")))
+        self._queue_limits.enter(req, self.now)
 
     def _end_early(self, rid: int, finish: Finish) -> None:
         """Abort and stop-string end alike. A rid that has ended already is no news."""
@@ -130,8 +147,7 @@ class Scheduler:
     def _drain(self) -> None:
         self._draining = True
         for req in [req for req in self._waiting if not req.admitted]:
-            why = "the server is shutting down"
-            self._finish(req, Finish("error", message=why, status=503))
+            self._finish(req, _error(503, DRAINING))
 
     # -- shaping a step
 
@@ -140,6 +156,7 @@ class Scheduler:
         assert self._launched is None, "the previous step's result has not been processed"
         decodes = self._decodes_with_room()
         extends = self._extends(decodes)
+        decodes = [req for req in decodes if req.state is ReqState.DECODING]  # less the preempted
         if not decodes and not extends:
             return None
         self._step += 1
@@ -154,23 +171,25 @@ class Scheduler:
 
     def _decodes_with_room(self) -> list[Req]:
         """All decoding requests, each with a page for its next token; retracts until they fit."""
-        retracted = False
+        before = self.totals.retractions
+        if self._faults.retracts() and self._running:
+            running = list(self._running.values())
+            self._retract(choose_victim(running) or running[0])
         while True:
             decodes = [req for req in self._running.values() if req.state is ReqState.DECODING]
-            needy = [kv for req in decodes if (kv := req.kv) and self._kv.is_full(kv)]
+            needy = [req for req in decodes if req.kv and self._kv.is_full(req.kv)]
             if self._kv.make_room(len(needy)):
                 break
             victim = choose_victim(self._running.values())
-            if victim is None:
-                raise PoolError("a lone request does not fit the pool: intake let it through")
-            self._retract(victim)
-            retracted = True
-        for kv in needy:
-            self._kv.grow(kv, 1)
-        if retracted:
-            self._ratio.learn(decodes)
-        elif decodes:
-            self._ratio.decay()
+            if victim is not None:
+                self._retract(victim)
+            else:  # a lone one always fits, or intake has let through what it must not
+                self._end_without_pages(needy[0])
+        for req in needy:
+            if req.kv and not self._kv.grow(req.kv, 1):
+                decodes.remove(req)
+                self._allocation_failed(req)
+        self._admission.after_decodes(decodes, retracted=self.totals.retractions > before)
         return decodes
 
     def _retract(self, req: Req) -> None:
@@ -184,25 +203,51 @@ class Scheduler:
             self._chunked = None
         self.totals.retractions += 1
 
+    def _allocation_failed(self, req: Req) -> None:
+        """The pool did not give what it had promised. The request tries again, a few times."""
+        self.totals.violations += 1
+        req.failed_allocations += 1
+        if req.failed_allocations >= MAX_FAILED_ALLOCATIONS:
+            self._end_without_pages(req)
+        elif req.state is not ReqState.WAITING:
+            self._retract(req)
+
+    def _end_without_pages(self, req: Req) -> None:
+        why = "the KV pool did not give the pages that this request was promised"
+        self._finish(req, _error(500, why))
+
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
         """The request being chunked, then waiting ones in order until one does not fit."""
         if self._chunked is None and not self._waiting:
             return []
         adder = PrefillAdder(
             self._kv,
+            self._admission,
+            self._running.values(),
             budget=self._token_budget(len(decodes)),
             chunking=self._settings.chunked_prefill_size > 0,
-            ratio=self._ratio.value,
         )
-        adder.reserve_for(decodes)
-        if self._chunked is not None and not adder.continue_chunked(self._chunked):
-            return []
-        while (req := self._waiting.head()) and self._kv.rows.available and not adder.was_cut:
-            if not adder.add_new(req):
+        if self._chunked is None or adder.continue_chunked(self._chunked):
+            self._start_waiting(adder)
+            self._chunked = adder.added[-1][0] if adder.was_cut else None
+        if adder.failed is not None:
+            self._allocation_failed(adder.failed)
+        return adder.added
+
+    def _start_waiting(self, adder: PrefillAdder) -> None:
+        while (req := self._waiting.head()) and not adder.was_cut:
+            if not adder.add_new(req) and not self._preempt_for(req, adder):
                 break
             self._admit(req)
-        self._chunked = adder.added[-1][0] if adder.was_cut else None
-        return adder.added
+
+    def _preempt_for(self, req: Req, adder: PrefillAdder) -> bool:
+        """Retract lesser running requests, if that lets `req` start: it does so at once."""
+        threshold = self._settings.preemption_threshold
+        if threshold is None:
+            return False
+        for victim in (victims := adder.victims_for(req, threshold)):
+            self._retract(victim)
+        return bool(victims) and adder.add_new(req)
 
     def _token_budget(self, num_decodes: int) -> int:
         """What decodes leave of the step; never less than a page, so that prompts get on."""
@@ -222,6 +267,7 @@ class Scheduler:
         req.move(ReqState.EXTENDING, "admitted")
         self._opened.append(row_open(req))
         if not req.admitted:
+            self._queue_limits.start(req)
             req.admitted = True
             req.cached_tokens = kv.computed
             self.totals.prompt_tokens += req.prompt_len
@@ -250,7 +296,7 @@ class Scheduler:
             self._kv.commit(req)
         elif token_id < 0:
             why = "the model gave no finite probabilities for this request"
-            self._finish(req, Finish("error", message=why, status=500), keep=False)
+            self._finish(req, _error(500, why), keep=False)
         else:
             self._append(req, token_id)
 
@@ -262,7 +308,7 @@ class Scheduler:
         self.totals.generated_tokens += 1
         finish = req.finish_for(token_id)
         if finish is None:
-            self._rows_out.append(self._row(req, (token_id,), None))
+            self._rows_out.add(req, (token_id,), None)
         else:
             self._finish(req, finish, (token_id,))
 
@@ -270,6 +316,8 @@ class Scheduler:
         self, req: Req, finish: Finish, token_ids: tuple[int, ...] = (), *, keep: bool = True
     ) -> None:
         """The one way out, from every state: frees all, tells once."""
+        self._queue_limits.end(req)
+        self._admission.after_end(req, finish)
         if req.state is ReqState.WAITING:
             self._waiting.remove(req)
         else:
@@ -279,7 +327,7 @@ class Scheduler:
         self._kv.release(req, keep=keep)
         req.move(ReqState.FINISHED, finish.reason)
         del self._reqs[req.rid]
-        self._rows_out.append(self._row(req, token_ids, finish))
+        self._rows_out.add(req, token_ids, finish)
 
     # -- what others see
 
@@ -293,7 +341,7 @@ class Scheduler:
 
     def on_idle(self, report: Callable[[str], None]) -> None:
         """Start afresh; a broken law is counted and reported, and the server goes on."""
-        self._ratio.reset()
+        self._admission.ratio.reset()
         try:
             self.check()
         except AssertionError as error:
@@ -312,7 +360,7 @@ class Scheduler:
             evictable_tokens=evictable * size,
             free_tokens=free * size,
             free_rows=self._kv.rows.available,
-            new_token_ratio=self._ratio.value,
+            new_token_ratio=self._admission.ratio.value,
             retractions_total=self.totals.retractions,
             prompt_tokens_total=self.totals.prompt_tokens,
             cached_tokens_total=self.totals.cached_tokens,
@@ -320,25 +368,13 @@ class Scheduler:
             violations_total=self.totals.violations,
         )
 
-    def _row(self, req: Req, token_ids: tuple[int, ...], finish: Finish | None) -> TokenIDOut:
-        opened = None
-        if not req.announced:
-            req.announced = True
-            tail = req.ids[max(0, req.prompt_len - PROMPT_TAIL) : req.prompt_len]
-            opened = StreamOpen(
-                tail.tobytes(),
-                req.sampling.stop,
-                req.sampling.skip_special_tokens,
-                req.sampling.no_stop_trim,
-            )
-        return TokenIDOut(req.rid, token_ids, finish, req.cached_tokens, opened)
-
     def _outputs(self) -> list[ToDetokenizer]:
-        messages: list[ToDetokenizer] = []
-        if self._rows_out:
-            messages.append(BatchTokenIDOut(self._rows_out))
-            self._rows_out = []
+        messages: list[ToDetokenizer] = [*self._rows_out.take()]
         if self._draining and self.idle and not self.drained:
             self.drained = True
             messages.append(Drained())
         return messages
+
+
+def _error(status: int, why: str) -> Finish:
+    return Finish("error", message=why, status=status)

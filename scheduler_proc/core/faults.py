@@ -1,0 +1,31 @@
+"""What tests make go wrong, so that what happens rarely happens often. Production injects nothing.
+
+Given to the Scheduler's constructor; asked by core/scheduler.py and core/kv_cache.py. PURE.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Faults:
+    """Each comes every so many times it could; 0: never."""
+
+    retract_every: int = 0  # steps: the first to go is retracted although there is room
+    miss_every: int = 0  # looks into the prefix tree: nothing is found
+    fail_allocation_every: int = 0  # times a request is given pages: it gets none
+    steps: int = 0
+    looks: int = 0
+    allocations: int = 0
+
+    def retracts(self) -> bool:
+        self.steps += 1
+        return self.retract_every > 0 and self.steps % self.retract_every == 0
+
+    def misses(self) -> bool:
+        self.looks += 1
+        return self.miss_every > 0 and self.looks % self.miss_every == 0
+
+    def fails_allocation(self) -> bool:
+        self.allocations += 1
+        every = self.fail_allocation_every
+        return every > 0 and self.allocations % every == 0

@@ -13,13 +13,13 @@ from .kv_cache import KVCache
 from .length_model import LengthModel
 from .new_token_ratio import NewTokenRatio
 from .req import Req
-from .reserve import ForecastReserve, RatioReserve, Reserve
+from .reserve import STARTS, ForecastReserve, RatioReserve, Reserve
 
 
 class Admission:
     def __init__(self, settings: SchedulingConfig) -> None:
         self.ratio = NewTokenRatio(settings.schedule_conservativeness)
-        self._lengths = LengthModel() if settings.admission == "quantile" else None
+        self._lengths = LengthModel(STARTS) if settings.admission == "quantile" else None
         self._deviations = NormalDist().inv_cdf(1.0 - settings.retraction_risk)
 
     def reserve(self, kv: KVCache, running: Collection[Req]) -> Reserve:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Faults:
     """Each comes every so many times it could; 0: never."""
 
-    retract_every: int = 0  # steps: the first to go is retracted although there is room
+    retract_every: int = 0  # steps: one goes although there is room, unless all are protected
     miss_every: int = 0  # looks into the prefix tree: nothing is found
     fail_allocation_every: int = 0  # times a request is given pages: it gets none
     steps: int = 0

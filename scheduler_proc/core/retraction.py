@@ -26,14 +26,14 @@ def choose_victim(running: Iterable[Req]) -> Req | None:
     return min(reqs, key=_first_to_go) if len(reqs) > 1 else None
 
 
+def in_giving_order(running: Iterable[Req]) -> list[Req]:
+    """All but the protected, the first to go first."""
+    return sorted((req for req in running if not is_protected(req)), key=_first_to_go)
+
+
 def preemptable_by(req: Req, running: Iterable[Req], threshold: int) -> list[Req]:
-    """Those whom `req` outranks by the threshold, the first to go first; never a protected one.
+    """Those whom `req` outranks by the threshold, in giving order.
 
     A preempted request outranks none that preempted it, so no two can take turns.
     """
-    lesser = [
-        other
-        for other in running
-        if req.priority - other.priority >= threshold and not is_protected(other)
-    ]
-    return sorted(lesser, key=_first_to_go)
+    return in_giving_order(one for one in running if req.priority - one.priority >= threshold)

@@ -30,7 +30,7 @@ from .kv_cache import KVCache
 from .prefill_adder import PrefillAdder
 from .queue_limits import QueueLimits
 from .req import Req, ReqState
-from .retraction import choose_victim
+from .retraction import choose_victim, in_giving_order
 from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
 from .schedule_policy import WaitingQueue
@@ -172,9 +172,9 @@ class Scheduler:
     def _decodes_with_room(self) -> list[Req]:
         """All decoding requests, each with a page for its next token; retracts until they fit."""
         before = self.totals.retractions
-        if self._faults.retracts() and self._running:
-            running = list(self._running.values())
-            self._retract(choose_victim(running) or running[0])
+        if self._faults.retracts():
+            for victim in in_giving_order(self._running.values())[:1]:
+                self._retract(victim)
         while True:
             decodes = [req for req in self._running.values() if req.state is ReqState.DECODING]
             needy = [req for req in decodes if req.kv and self._kv.is_full(req.kv)]

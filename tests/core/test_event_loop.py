@@ -6,7 +6,8 @@ import re
 import pytest
 from support.scheduling import Bench
 
-from tokenloom.scheduler_proc.event_loop import event_loop
+from tokenloom.scheduler_proc.core.faults import Faults
+from tokenloom.scheduler_proc.event_loop import STALLED_MS, event_loop
 from tokenloom.wire.messages import (
     BatchTokenIDOut,
     Drained,
@@ -31,7 +32,7 @@ class Script:
         self.waits.append(timeout_ms)
         if self.calls:
             return self.calls.pop(0)
-        assert timeout_ms == 0, "the script is over and the loop would sleep"
+        assert timeout_ms in (0, STALLED_MS), "the script is over and the loop would sleep"
         return []
 
 
@@ -88,3 +89,45 @@ def test_the_lines_that_users_tune_by(caplog: pytest.LogCaptureFixture) -> None:
         r"#queue-req: (\d+),",
         decode,
     )
+
+
+def finishes(sent: Sent) -> dict[int, tuple[int, int]]:
+    """By rid: the status of its end, and how many tokens it had."""
+    tokens: dict[int, int] = {}
+    ends = {}
+    for message in sent:
+        for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
+            tokens[row.rid] = tokens.get(row.rid, 0) + len(row.token_ids)
+            if row.finish is not None:
+                ends[row.rid] = (row.finish.status, tokens[row.rid])
+    return ends
+
+
+def test_time_passes_with_each_turn_and_counts_from_when_a_request_was_read() -> None:
+    bench = Bench(request_timeout=10.0)
+    seconds = iter([100.0, 104.0, 109.0, 110.0, 111.0, 112.0])
+    script = Script([request(1)], [], [], [], [DrainReq()])
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, script, sent, lambda: next(seconds))
+    assert finishes(sent) == {1: (408, 3)}, "a step at 100, 104 and 109, none at 110"
+
+
+def test_time_limits_go_on_while_nothing_can_be_computed() -> None:
+    """The loop naps rather than spin, or sleep for ever, until the limit frees the queue."""
+    bench = Bench(queue_timeout=10.0)
+    rows = bench.scheduler._kv.rows
+    rows.alloc(rows.available)
+    seconds = iter([0.0, 1.0, 9.0, 10.0, 11.0])
+    script = Script([request(1)], [], [], [], [DrainReq()])
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, script, sent, lambda: next(seconds))
+    assert finishes(sent) == {1: (503, 0)}
+    assert script.waits[1:4] == [STALLED_MS] * 3
+
+
+def test_what_ends_without_a_step_is_said_with_the_next_turn() -> None:
+    bench = Bench(faults=Faults(fail_allocation_every=1))
+    script = Script([request(1)], [], [], [], [DrainReq()])
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, script, sent)
+    assert finishes(sent) == {1: (500, 0)}

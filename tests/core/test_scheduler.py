@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 from support.hash_model import EOS, VOCAB
-from support.scheduling import CONTEXT, Bench
+from support.scheduling import CONTEXT, Bench, prompt
 
 from tokenloom.wire.messages import (
     AbortReq,
@@ -15,10 +15,6 @@ from tokenloom.wire.messages import (
     TokenizedGenerateReq,
 )
 from tokenloom.wire.sampling import SamplingParams
-
-
-def prompt(length: int, seed: int = 1) -> list[int]:
-    return [(seed * 31 + i * i * 7 + i) % (VOCAB - 1) + 1 for i in range(length)]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

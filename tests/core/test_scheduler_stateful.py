@@ -1,7 +1,8 @@
 """The whole scheduler under random clients, with every law checked after every event.
 
 Random prompts over shared prefixes, lengths around page, chunk, pool and context borders, aborts,
-stop matches before, between, during steps; in the end every answer equals the request alone.
+stop matches before, between, during steps, time limits, priorities that preempt, and faults: forced
+retractions and misses, allocations that fail. In the end every answer equals the request alone.
 """
 
 from hypothesis import settings
@@ -10,9 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support.hash_model import VOCAB
 from support.scheduling import Bench
 
+from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.wire.messages import AbortReq, DrainReq, StopMatched, ToScheduler
 
 PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]
+
+RARE = st.integers(2, 12)
+FAULTS = st.one_of(
+    st.builds(Faults),
+    st.builds(Faults, retract_every=RARE),
+    st.builds(Faults, miss_every=RARE),
+    st.builds(Faults, fail_allocation_every=RARE),
+    st.builds(Faults, retract_every=RARE, miss_every=RARE, fail_allocation_every=RARE),
+)
 
 
 class SchedulerUnderClients(RuleBasedStateMachine):
@@ -24,10 +35,27 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         reuse=st.booleans(),
         ratio=st.sampled_from([0.01, 1.0]),
+        limits=st.fixed_dictionaries(
+            {},
+            optional={
+                "preemption_threshold": st.integers(1, 2),
+                "max_waiting_requests": st.integers(1, 4),
+                "max_waiting_tokens": st.integers(1, 200),
+                "queue_timeout": st.floats(0.5, 20.0),
+                "request_timeout": st.floats(0.5, 60.0),
+            },
+        ),
+        faults=FAULTS,
+        learned=st.one_of(st.none(), st.lists(st.integers(1, 80), min_size=40, max_size=40)),
     )
-    def start(self, **options: object) -> None:
+    def start(
+        self, limits: dict[str, object], learned: list[int] | None, **options: object
+    ) -> None:
         options["pool_tokens"] = options.pop("pool")
-        self.bench = Bench(**options)  # type: ignore[arg-type]
+        options["admission"] = "quantile" if learned else "ratio"
+        self.bench = Bench(**options, **limits)  # type: ignore[arg-type]
+        if learned:
+            self.bench.learn(learned)
         self.draining = False
 
     @rule(
@@ -35,11 +63,21 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         tail=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=20),
         max_new=st.one_of(st.none(), st.integers(1, 60)),
         ignore_eos=st.booleans(),
+        priority=st.integers(-1, 2),
     )
     def submit(
-        self, prefix: list[int], tail: list[int], max_new: int | None, ignore_eos: bool
+        self,
+        prefix: list[int],
+        tail: list[int],
+        max_new: int | None,
+        ignore_eos: bool,
+        priority: int,
     ) -> None:
-        self.bench.submit(prefix + tail, max_new, ignore_eos=ignore_eos)
+        self.bench.submit(prefix + tail, max_new, priority=priority, ignore_eos=ignore_eos)
+
+    @rule(seconds=st.floats(0.0, 10.0))
+    def time_passes(self, seconds: float) -> None:
+        self.bench.expire(seconds)
 
     @rule(times=st.integers(1, 5))
     def step(self, times: int) -> None:
@@ -77,7 +115,7 @@ class SchedulerUnderClients(RuleBasedStateMachine):
             got = bench.answers.get(rid, [])
             if finish.reason == "length" or finish.matched is not None:
                 assert got == bench.expected(rid)
-            elif finish.reason != "error":
+            elif finish.status != 400:
                 assert got == bench.expected(rid)[: len(got)]
             assert 0 <= bench.cached[rid] < max(1, len(bench.requests[rid].input_ids) // 4)
         bench.assert_clean()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
 
+from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.wire.config import SchedulingConfig
@@ -22,6 +23,10 @@ from tokenloom.wire.sampling import SamplingParams
 CONTEXT = 256
 
 
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return [(seed * 31 + i * i * 7 + i) % (VOCAB - 1) + 1 for i in range(length)]
+
+
 class Bench:
     """`answers` and `finishes`: what the detokenizer has been told. Laws hold after each call."""
 
@@ -36,6 +41,8 @@ class Bench:
         max_prefill: int = 4096,
         reuse: bool = True,
         ratio: float = 1.0,
+        faults: Faults | None = None,
+        **more: object,  # further fields of SchedulingConfig
     ) -> None:
         settings = SchedulingConfig(
             max_running_requests=max_running,
@@ -45,10 +52,12 @@ class Bench:
             page_size=page_size,
             schedule_conservativeness=ratio,
             disable_radix_cache=not reuse,
+            **more,  # type: ignore[arg-type]
         )
         num_pages = pool_tokens // page_size + 1
         limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}))
-        self.scheduler = Scheduler(settings, limits, num_pages)
+        self.faults = faults or Faults()
+        self.scheduler = Scheduler(settings, limits, num_pages, self.faults)
         budget = min(chunk, max_prefill) if chunk else max(max_prefill, CONTEXT)
         self.runner = HashRunner(
             num_pages=num_pages,
@@ -62,11 +71,19 @@ class Bench:
         self.cached: dict[int, int] = {}
         self.order: list[int] = []  # rids by first token
         self.drained = False
+        self.now = 0.0
 
-    def submit(self, prompt: Sequence[int], max_new: int | None = 8, **sampling: object) -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new: int | None = 8,
+        *,
+        priority: int = 0,
+        **sampling: object,
+    ) -> int:
         rid = len(self.requests) + 1
         params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
-        request = TokenizedGenerateReq(rid, array("i", prompt).tobytes(), params)
+        request = TokenizedGenerateReq(rid, array("i", prompt).tobytes(), params, priority)
         self.requests[rid] = request
         self.send(request)
         return rid
@@ -78,6 +95,22 @@ class Bench:
     def abort(self, rid: int) -> None:
         self.send(AbortReq(rid))
 
+    def expire(self, after: float = 0.0) -> None:
+        """So many seconds go by, and the loop takes a turn."""
+        self.now += after
+        self._note(self.scheduler.expire(self.now))
+        self.scheduler.check()
+
+    def learn(self, lengths: Sequence[int], *, cut: bool = False) -> None:
+        """Answers of such lengths have ended."""
+        model = self.scheduler._admission._lengths
+        assert model is not None, "needs admission='quantile'"
+        for length in lengths:
+            model.observe(length, cut=cut)
+
+    def running(self) -> set[int]:
+        return set(self.scheduler._running)
+
     def step(self, *, meanwhile: Sequence[ToScheduler] = ()) -> bool:
         """One step; `meanwhile` arrives while it is in flight. False if nothing was to be done."""
         batch = self.scheduler.get_next_batch_to_run()
@@ -85,6 +118,7 @@ class Bench:
         for message in meanwhile:
             self.send(message)
         if batch is None:
+            self.expire()  # says what has ended without a step
             return False
         self._note(self.scheduler.process_batch_result(self.runner.run(batch)))
         self.scheduler.check()
@@ -94,8 +128,9 @@ class Bench:
         """Step until idle; returns the number of steps."""
         for steps in range(limit):
             if not self.step():
-                assert self.scheduler.idle, "work is left but no step is made"
-                return steps
+                if self.scheduler.idle:
+                    return steps
+                assert self.faults.fail_allocation_every, "work is left but no step is made"
         raise AssertionError(f"not idle after {limit} steps")
 
     def expected(self, rid: int) -> list[int]:
@@ -115,16 +150,16 @@ class Bench:
             finish = self.finishes[rid]
             if finish.reason in ("stop", "length"):
                 assert self.answers.get(rid, []) == self.expected(rid), f"request {rid}"
-            elif finish.reason == "abort":
-                got = self.answers.get(rid, [])
-                assert got == self.expected(rid)[: len(got)], f"aborted request {rid}"
+            elif rid in self.answers:
+                got = self.answers[rid]
+                assert got == self.expected(rid)[: len(got)], f"request {rid}, cut short"
 
     def assert_clean(self) -> None:
         """Idle: every page is free or cached and unlocked, every row is free."""
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.used_tokens) == (0, 0, 0)
         assert stats.free_rows == self.scheduler._settings.max_running_requests
-        assert stats.violations_total == 0
+        assert self.faults.fail_allocation_every or stats.violations_total == 0
         self.scheduler.check()
 
     def _note(self, messages: list[ToDetokenizer]) -> None:

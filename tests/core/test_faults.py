@@ -1,0 +1,110 @@
+"""What tests make go wrong costs turns, never pages, answers or the loop."""
+
+import pytest
+from support.scheduling import Bench, prompt
+
+from tokenloom.scheduler_proc.core.faults import Faults
+
+
+def crowd(bench: Bench, count: int = 6) -> None:
+    for seed in range(count):
+        bench.submit(prompt(20 + seed * 7, seed % 3), 30, ignore_eos=True)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_retracted_again_and_again(every: int, page_size: int) -> None:
+    """SCH-24, SCH-10: at any length, also the only one that runs; twice, then it is left alone."""
+    bench = Bench(page_size=page_size, pool_tokens=512, faults=Faults(retract_every=every))
+    crowd(bench)
+    bench.run()
+    retractions = bench.scheduler.totals.retractions
+    assert retractions == 12 if every < 3 else 3 < retractions <= 12
+    assert all(bench.cached[rid] < 70 for rid in bench.requests)
+    bench.assert_right()
+    bench.assert_clean()
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_prefixes_that_are_not_found(every: int) -> None:
+    """What is computed again replaces nothing: duplicates are given back."""
+    bench = Bench(pool_tokens=512, faults=Faults(miss_every=every))
+    for _ in range(3):
+        crowd(bench)
+        bench.run()
+        bench.assert_right()
+        bench.assert_clean()
+    assert (bench.scheduler.totals.cached_tokens == 0) == (every == 1)
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 11, 50])
+@pytest.mark.parametrize("chunk", [0, 32])
+def test_an_allocation_that_fails_is_tried_again(every: int, chunk: int) -> None:
+    """SCH-01, SCH-09: decode, first piece or later piece, others do not notice."""
+    faults = Faults(fail_allocation_every=every)
+    bench = Bench(pool_tokens=1024, chunk=chunk, faults=faults)
+    crowd(bench)
+    bench.submit(prompt(100, 9), 30, ignore_eos=True)
+    bench.run()
+    failed = faults.allocations // every
+    assert bench.scheduler.totals.violations == failed > 0
+    errors = [finish for finish in bench.finishes.values() if finish.reason == "error"]
+    assert {finish.status for finish in errors} <= {500}
+    assert len(errors) <= failed // 3
+    if every >= 11:
+        assert not errors, "few failures cost nobody the answer"
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_an_allocator_that_gives_nothing_ends_every_request_with_one_error() -> None:
+    faults = Faults(fail_allocation_every=1)
+    bench = Bench(pool_tokens=512, faults=faults)
+    crowd(bench, 4)
+    bench.run()
+    assert set(bench.finishes) == set(bench.requests)
+    assert {(finish.reason, finish.status) for finish in bench.finishes.values()} == {
+        ("error", 500)
+    }
+    assert faults.allocations == 3 * 4
+    bench.assert_clean()
+    faults.fail_allocation_every = 0
+    after = bench.submit(prompt(20), 10)
+    bench.run()
+    bench.assert_right(after)
+
+
+def test_one_that_outgrows_a_pool_that_shrank_ends_with_an_error() -> None:
+    """SCH-02: the last one that decodes gets no page; it ends, the next is served."""
+    bench = Bench(pool_tokens=64, page_size=4)
+    rid = bench.submit(prompt(8), 50, ignore_eos=True)
+    bench.step()
+    scheduler = bench.scheduler
+    lost = scheduler._kv.pages.alloc(scheduler._kv.pages.available)
+    while rid not in bench.finishes:
+        batch = scheduler.get_next_batch_to_run()
+        bench._note(
+            scheduler.expire(0.0)
+            if batch is None
+            else scheduler.process_batch_result(bench.runner.run(batch))
+        )
+    assert bench.finishes[rid].status == 500
+    assert "KV pool" in bench.finishes[rid].message
+    scheduler._kv.pages.free(lost)
+    after = bench.submit(prompt(8, 2), 5)
+    bench.run()
+    bench.assert_right(rid, after)
+    bench.assert_clean()
+
+
+def test_nothing_goes_wrong_by_itself() -> None:
+    faults = Faults()
+    asked = [faults.retracts() or faults.misses() or faults.fails_allocation() for _ in range(99)]
+    assert not any(asked)
+
+
+def test_each_comes_at_its_own_pace() -> None:
+    faults = Faults(retract_every=2, miss_every=3, fail_allocation_every=4)
+    assert [faults.retracts() for _ in range(4)] == [False, True, False, True]
+    assert [faults.misses() for _ in range(6)] == [False, False, True, False, False, True]
+    assert [faults.fails_allocation() for _ in range(5)] == [False, False, False, True, False]

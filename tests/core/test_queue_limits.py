@@ -1,0 +1,202 @@
+"""Caps of the queue and limits of time: who is refused, who ends, and what they are told."""
+
+import pytest
+from support.hash_model import VOCAB
+from support.scheduling import Bench, prompt
+
+from tokenloom.scheduler_proc.core.time_limit import TimeLimit
+from tokenloom.wire.messages import AbortReq, DrainReq
+
+
+def test_a_full_queue_refuses_the_next_one() -> None:
+    bench = Bench(max_running=1, max_waiting_requests=2)
+    runs = bench.submit(prompt(5), 5)
+    bench.step()
+    wait = [bench.submit(prompt(5, n), 5) for n in (2, 3)]
+    refused = bench.submit(prompt(5, 4), 5)
+    finish = bench.finishes[refused]
+    assert (finish.reason, finish.status) == ("error", 503)
+    assert "--max-waiting-requests 2" in finish.message
+    assert finish.retry_after is not None
+    assert finish.retry_after > 0
+    bench.run()
+    bench.assert_right(runs, *wait)
+    later = [bench.submit(prompt(5, n), 5) for n in (5, 6)]
+    bench.run()
+    bench.assert_right(*later)
+    bench.assert_clean()
+
+
+def test_a_queue_of_long_prompts_is_full_sooner() -> None:
+    bench = Bench(max_running=1, max_waiting_tokens=60)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    bench.submit(prompt(40, 2), 5)
+    refused = bench.submit(prompt(21, 3), 5)
+    assert "--max-waiting-tokens 60" in bench.finishes[refused].message
+    assert bench.finishes[refused].status == 503
+    fits = bench.submit(prompt(20, 3), 5)
+    assert fits not in bench.finishes
+    bench.run()
+    alone = bench.submit(prompt(100, 4), 5)
+    bench.run()
+    bench.assert_right(fits, alone)
+
+
+@pytest.mark.parametrize("end", ["abort", "time", "drain"])
+def test_who_leaves_the_queue_makes_room_in_it(end: str) -> None:
+    """ABT-04: what only waits ends like any other, and is forgotten by every count."""
+    bench = Bench(max_running=1, max_waiting_requests=1, max_waiting_tokens=10, queue_timeout=10.0)
+    runs = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step()
+    waits = bench.submit(prompt(10, 2), 5)
+    if end == "abort":
+        bench.abort(waits)
+        bench.abort(waits)
+    elif end == "time":
+        bench.expire(10.0)
+    else:
+        bench.send(DrainReq())
+    assert waits in bench.finishes
+    limits = bench.scheduler._queue_limits
+    assert (limits._requests, limits._tokens) == (0, 0)
+    bench.run()
+    bench.assert_right(runs)
+
+
+def test_a_refused_request_leaves_no_trace() -> None:
+    """SCH-21: neither a wrong one nor one too many counts, and it gets one row."""
+    bench = Bench(max_running=1, max_waiting_requests=1, request_timeout=5.0)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    bench.submit(prompt(5, 2), 5)
+    for n in range(100):
+        bench.submit([VOCAB] if n % 2 else prompt(5, n), 5)
+    assert {finish.status for finish in bench.finishes.values()} == {400, 503}
+    stats = bench.scheduler.stats()
+    assert (stats.running, stats.waiting) == (1, 1)
+    assert len(bench.scheduler._queue_limits._until_end._deadlines) == 2
+    bench.run()
+    bench.assert_right(1, 2)
+    bench.assert_clean()
+
+
+def test_a_retracted_request_neither_counts_nor_is_refused_nor_is_late() -> None:
+    bench = Bench(
+        pool_tokens=64,
+        max_running=1,
+        preemption_threshold=1,
+        max_waiting_requests=1,
+        queue_timeout=10.0,
+    )
+    low = bench.submit(prompt(8), 30, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(8, 2), 30, priority=1, ignore_eos=True)
+    bench.step()
+    assert low not in bench.running()
+    next_one = bench.submit(prompt(8, 3), 5)
+    assert next_one not in bench.finishes
+    bench.expire(9.0)
+    bench.run()
+    bench.expire(100.0)
+    bench.assert_right()
+    assert {finish.status for finish in bench.finishes.values()} == {200}
+
+
+def test_a_request_that_does_not_start_in_time() -> None:
+    bench = Bench(max_running=1, queue_timeout=2.5)
+    runs = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step()
+    late = bench.submit(prompt(5, 2), 5)
+    bench.expire(1.0)
+    later = bench.submit(prompt(5, 3), 5)
+    bench.expire(1.4)
+    assert not bench.finishes
+    bench.expire(0.1)
+    finish = bench.finishes[late]
+    assert (finish.reason, finish.status) == ("error", 503)
+    assert "2.5 s (--queue-timeout)" in finish.message
+    assert finish.retry_after
+    bench.run()
+    bench.expire(50.0)
+    bench.assert_right(runs, later)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_a_request_that_does_not_end_in_time_keeps_what_it_has(steps: int) -> None:
+    bench = Bench(pool_tokens=256, chunk=32, request_timeout=60.0)
+    rid = bench.submit(prompt(80), 50, ignore_eos=True)
+    for _ in range(steps):
+        bench.step()
+    bench.expire(59.9)
+    assert rid not in bench.finishes
+    bench.expire(0.1)
+    finish = bench.finishes[rid]
+    assert (finish.reason, finish.status) == ("error", 408)
+    assert "60.0 s (--request-timeout)" in finish.message
+    assert len(bench.answers[rid]) == max(0, steps - 2)
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_time_ends_a_retracted_request_too() -> None:
+    bench = Bench(pool_tokens=64, max_running=1, preemption_threshold=1, request_timeout=5.0)
+    low = bench.submit(prompt(8), 30, ignore_eos=True)
+    bench.step()
+    bench.step()
+    bench.expire(1.0)
+    high = bench.submit(prompt(8, 2), 30, priority=1, ignore_eos=True)
+    bench.step()
+    bench.expire(4.0)
+    assert bench.finishes[low].status == 408
+    assert len(bench.answers[low]) == 2
+    bench.run()
+    bench.assert_right(low, high)
+
+
+def test_an_abort_that_comes_with_the_deadline_is_no_news() -> None:
+    """SCH-25: whichever is first has the last word, in flight as well."""
+    bench = Bench(request_timeout=5.0)
+    rid = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step(meanwhile=[AbortReq(rid)])
+    bench.expire(5.0)
+    assert bench.finishes[rid].reason == "abort"
+    other = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.expire(5.0)
+    bench.abort(other)
+    assert bench.finishes[other].status == 408
+    bench.assert_clean()
+
+
+def test_time_runs_out_while_a_step_is_in_flight() -> None:
+    """As an overlapped loop would have it: the pages stay until the step has been read."""
+    bench = Bench(request_timeout=5.0)
+    rid = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step()
+    batch = bench.scheduler.get_next_batch_to_run()
+    assert batch is not None
+    bench.expire(5.0)
+    assert rid not in bench.finishes
+    bench._note(bench.scheduler.process_batch_result(bench.runner.run(batch)))
+    assert bench.finishes[rid].status == 408
+    bench.assert_clean()
+
+
+def test_without_limits_nothing_expires() -> None:
+    bench = Bench()
+    rid = bench.submit(prompt(5), 5)
+    bench.expire(1e9)
+    bench.run()
+    bench.assert_right(rid)
+
+
+def test_deadlines_pass_in_order_and_only_once() -> None:
+    limit = TimeLimit(10.0)
+    for rid, now in ((1, 0.0), (2, 1.0), (3, 1.0), (4, 2.0)):
+        limit.begin(rid, now)
+    limit.clear(2)
+    limit.clear(99)
+    assert limit.take_expired(9.99) == []
+    assert limit.take_expired(11.0) == [1, 3]
+    assert limit.take_expired(11.0) == []
+    assert limit.take_expired(12.0) == [4]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from .faults import Faults
 from .kv_allocator import PoolError, ReqToTokenPool, TokenToKVPoolAllocator
-from .radix_cache import ID_BYTES, Match, RadixCache
+from .radix_cache import ID_BYTES, Match, RadixCache, TreeNode
 from .req import Req, ReqKV
 
 
@@ -30,7 +30,7 @@ class KVCache:
         self.tree = RadixCache(page_size)
         self._reuse = reuse
         self._faults = faults or Faults()
-        self._imagined = 0  # pages that are taken for free while a release is only imagined
+        self._imagined = 0  # pages that count as reachable while a release is only imagined
         self._news: list[tuple[int, int, int]] = []
 
     @property
@@ -54,14 +54,17 @@ class KVCache:
     def as_if_released(self, reqs: Iterable[Req]) -> Iterator[None]:
         """Within it, pages count as if `reqs` had been released. Nothing may change meanwhile."""
         held = [kv for req in reqs if (kv := req.kv)]
-        self._imagined = sum(len(kv.pages) - kv.tree_pages for kv in held)
         for kv in held:
-            self.tree.unlock(kv.node)
+            self._imagined += len(kv.pages) - kv.tree_pages
+            for node in _path(kv):
+                node.lock_count -= 1
+                self._imagined += 0 if node.lock_count else len(node.pages)
         try:
             yield
         finally:
             for kv in held:
-                self.tree.lock(kv.node)
+                for node in _path(kv):
+                    node.lock_count += 1
             self._imagined = 0
 
     def pages_for(self, num_tokens: int) -> int:
@@ -159,3 +162,11 @@ class KVCache:
 
     def _note(self, kv: ReqKV, start: int) -> None:
         self._news += [(kv.row, i, kv.pages[i]) for i in range(start, len(kv.pages))]
+
+
+def _path(kv: ReqKV) -> Iterator[TreeNode]:
+    """The tree's nodes that the request has locked."""
+    node = kv.node
+    while node.parent is not None:
+        yield node
+        node = node.parent

@@ -38,9 +38,14 @@ class PrefillAdder:
         """Another piece of a prompt that is under way. It holds pages, so it comes first."""
         return self._take(req)
 
+    def has_budget_for(self, req: Req) -> bool:
+        """The step has tokens left for a first piece of a waiting request."""
+        cached = len(self._kv.match(req).pages) * self._kv.page_size
+        return self._piece(cached, len(req.ids)) > 0
+
     def add_new(self, req: Req) -> bool:
         """Admit a waiting request with its first piece, or leave it untouched and say False."""
-        if self.failed or not self._kv.rows.available or self._first_piece(req) <= 0:
+        if self.failed or not self._kv.rows.available or not self.has_budget_for(req):
             return False
         if self._reserve is None:
             self._reserve = self._admission.reserve(self._kv, self._running)
@@ -58,7 +63,7 @@ class PrefillAdder:
 
         Whoever gets tokens in this step stays.
         """
-        if self.failed or self._first_piece(req) <= 0:
+        if self.failed or not self.has_budget_for(req):
             return []
         busy = {other for other, _ in self.added}
         lesser = preemptable_by(req, self._running, threshold)
@@ -88,9 +93,6 @@ class PrefillAdder:
         self.added.append((req, tokens))
         self.was_cut = kv.computed + tokens < len(req.ids)
         return True
-
-    def _first_piece(self, req: Req) -> int:
-        return self._piece(len(self._kv.match(req).pages) * self._kv.page_size, len(req.ids))
 
     def _piece(self, computed: int, total: int) -> int:
         """Tokens to compute now: all that are left, or up to a page border within the budget."""

@@ -173,8 +173,8 @@ class Scheduler:
         """All decoding requests, each with a page for its next token; retracts until they fit."""
         before = self.totals.retractions
         if self._faults.retracts():
-            for victim in in_giving_order(self._running.values())[:1]:
-                self._retract(victim)
+            for forced in in_giving_order(self._running.values())[:1]:
+                self._retract(forced)
         while True:
             decodes = [req for req in self._running.values() if req.state is ReqState.DECODING]
             needy = [req for req in decodes if req.kv and self._kv.is_full(req.kv)]

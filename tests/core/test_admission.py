@@ -161,6 +161,24 @@ def test_more_work_than_pool(admission: str, page_size: int) -> None:
     assert steps[0] <= 3 * steps[1]
 
 
+@pytest.mark.parametrize("free", range(4))
+def test_all_want_a_page_in_the_same_step(free: int) -> None:
+    """SCH-09: the pool is nearly full; whoever finds no page is sent back, none goes without."""
+    bench = Bench(pool_tokens=4 * (24 + free), page_size=4, chunk=64, ratio=0.01)
+    for seed in range(4):
+        bench.submit(prompt(11, seed), 20, ignore_eos=True)
+    bench.step()
+    assert len(bench.running()) == 4
+    while not bench.scheduler.totals.retractions:
+        assert bench.scheduler.stats().used_tokens <= 4 * 24
+        assert bench.step()
+    assert bench.scheduler.totals.retractions == 1, "its pages are enough for the others"
+    assert bench.scheduler.totals.violations == 0
+    bench.run()
+    bench.assert_right()
+    bench.assert_clean()
+
+
 @BOTH
 def test_the_last_request_that_decodes_always_has_room(admission: str) -> None:
     """SCH-02, SCH-21: refused at the door or served to its clipped limit; never in between."""

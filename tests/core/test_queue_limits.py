@@ -54,7 +54,7 @@ def test_who_leaves_the_queue_makes_room_in_it(end: str) -> None:
         bench.abort(waits)
         bench.abort(waits)
     elif end == "time":
-        bench.expire(10.0)
+        bench.wait(10.0)
     else:
         bench.send(DrainReq())
     assert waits in bench.finishes
@@ -96,9 +96,9 @@ def test_a_retracted_request_neither_counts_nor_is_refused_nor_is_late() -> None
     assert low not in bench.running()
     next_one = bench.submit(prompt(8, 3), 5)
     assert next_one not in bench.finishes
-    bench.expire(9.0)
+    bench.wait(9.0)
     bench.run()
-    bench.expire(100.0)
+    bench.wait(100.0)
     bench.assert_right()
     assert {finish.status for finish in bench.finishes.values()} == {200}
 
@@ -108,17 +108,17 @@ def test_a_request_that_does_not_start_in_time() -> None:
     runs = bench.submit(prompt(5), 50, ignore_eos=True)
     bench.step()
     late = bench.submit(prompt(5, 2), 5)
-    bench.expire(1.0)
+    bench.wait(1.0)
     later = bench.submit(prompt(5, 3), 5)
-    bench.expire(1.4)
+    bench.wait(1.4)
     assert not bench.finishes
-    bench.expire(0.1)
+    bench.wait(0.1)
     finish = bench.finishes[late]
     assert (finish.reason, finish.status) == ("error", 503)
     assert "2.5 s (--queue-timeout)" in finish.message
     assert finish.retry_after
     bench.run()
-    bench.expire(50.0)
+    bench.wait(50.0)
     bench.assert_right(runs, later)
 
 
@@ -128,9 +128,9 @@ def test_a_request_that_does_not_end_in_time_keeps_what_it_has(steps: int) -> No
     rid = bench.submit(prompt(80), 50, ignore_eos=True)
     for _ in range(steps):
         bench.step()
-    bench.expire(59.9)
+    bench.wait(59.9)
     assert rid not in bench.finishes
-    bench.expire(0.1)
+    bench.wait(0.1)
     finish = bench.finishes[rid]
     assert (finish.reason, finish.status) == ("error", 408)
     assert "60.0 s (--request-timeout)" in finish.message
@@ -144,10 +144,10 @@ def test_time_ends_a_retracted_request_too() -> None:
     low = bench.submit(prompt(8), 30, ignore_eos=True)
     bench.step()
     bench.step()
-    bench.expire(1.0)
+    bench.wait(1.0)
     high = bench.submit(prompt(8, 2), 30, priority=1, ignore_eos=True)
     bench.step()
-    bench.expire(4.0)
+    bench.wait(4.0)
     assert bench.finishes[low].status == 408
     assert len(bench.answers[low]) == 2
     bench.run()
@@ -159,10 +159,10 @@ def test_an_abort_that_comes_with_the_deadline_is_no_news() -> None:
     bench = Bench(request_timeout=5.0)
     rid = bench.submit(prompt(5), 50, ignore_eos=True)
     bench.step(meanwhile=[AbortReq(rid)])
-    bench.expire(5.0)
+    bench.wait(5.0)
     assert bench.finishes[rid].reason == "abort"
     other = bench.submit(prompt(5), 50, ignore_eos=True)
-    bench.expire(5.0)
+    bench.wait(5.0)
     bench.abort(other)
     assert bench.finishes[other].status == 408
     bench.assert_clean()
@@ -175,7 +175,7 @@ def test_time_runs_out_while_a_step_is_in_flight() -> None:
     bench.step()
     batch = bench.scheduler.get_next_batch_to_run()
     assert batch is not None
-    bench.expire(5.0)
+    bench.wait(5.0)
     assert rid not in bench.finishes
     bench._note(bench.scheduler.process_batch_result(bench.runner.run(batch)))
     assert bench.finishes[rid].status == 408
@@ -185,7 +185,7 @@ def test_time_runs_out_while_a_step_is_in_flight() -> None:
 def test_without_limits_nothing_expires() -> None:
     bench = Bench()
     rid = bench.submit(prompt(5), 5)
-    bench.expire(1e9)
+    bench.wait(1e9)
     bench.run()
     bench.assert_right(rid)
 

@@ -182,6 +182,7 @@ def test_the_second_wall(request_: TokenizedGenerateReq, names: str) -> None:
 
 
 def test_a_rid_in_use_is_not_taken_over() -> None:
+    """ABT-10, ABT-11: the first goes on untouched, and no count suffers."""
     bench = Bench()
     rid = bench.submit(prompt(10), 10)
     bench.send(bench.requests[rid])

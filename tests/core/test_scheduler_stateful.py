@@ -77,7 +77,7 @@ class SchedulerUnderClients(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 10.0))
     def time_passes(self, seconds: float) -> None:
-        self.bench.expire(seconds)
+        self.bench.wait(seconds)
 
     @rule(times=st.integers(1, 5))
     def step(self, times: int) -> None:

@@ -95,11 +95,13 @@ class Bench:
     def abort(self, rid: int) -> None:
         self.send(AbortReq(rid))
 
-    def expire(self, after: float = 0.0) -> None:
-        """So many seconds go by, and the loop takes a turn."""
-        self.now += after
-        self._note(self.scheduler.expire(self.now))
+    def expire(self, now: float) -> None:
+        self.now = now
+        self._note(self.scheduler.expire(now))
         self.scheduler.check()
+
+    def wait(self, seconds: float) -> None:
+        self.expire(self.now + seconds)
 
     def learn(self, lengths: Sequence[int], *, cut: bool = False) -> None:
         """Answers of such lengths have ended."""
@@ -118,7 +120,7 @@ class Bench:
         for message in meanwhile:
             self.send(message)
         if batch is None:
-            self.expire()  # says what has ended without a step
+            self.expire(self.now)  # says what has ended without a step
             return False
         self._note(self.scheduler.process_batch_result(self.runner.run(batch)))
         self.scheduler.check()

@@ -13,6 +13,9 @@ class RowsOut:
     def __init__(self) -> None:
         self._rows: list[TokenIDOut] = []
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add(self, req: Req, token_ids: tuple[int, ...], finish: Finish | None) -> None:
         opened = None
         if not req.announced:

@@ -333,7 +333,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self._reqs
+        """Nobody is served, and everybody who was has been told of it."""
+        return not self._reqs and not self._rows_out
 
     def check(self) -> None:
         """Raises ConservationError if a page, lock or row is lost or owned twice."""

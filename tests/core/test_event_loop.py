@@ -125,9 +125,10 @@ def test_time_limits_go_on_while_nothing_can_be_computed() -> None:
     assert script.waits[1:4] == [STALLED_MS] * 3
 
 
-def test_what_ends_without_a_step_is_said_with_the_next_turn() -> None:
+def test_what_ends_without_a_step_is_said_before_the_loop_sleeps() -> None:
     bench = Bench(faults=Faults(fail_allocation_every=1))
     script = Script([request(1)], [], [], [], [DrainReq()])
     sent = Sent()
     event_loop(bench.scheduler, bench.runner, script, sent)
     assert finishes(sent) == {1: (500, 0)}
+    assert script.waits == [1000, STALLED_MS, STALLED_MS, STALLED_MS, 1000]

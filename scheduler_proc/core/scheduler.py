@@ -99,7 +99,7 @@ class Scheduler:
             case StopMatched():
                 self._end_early(message.rid, Finish("stop"))
             case StatsReq():
-                return [self.stats(message.seq)]
+                return [*self._outputs(), self.stats(message.seq)]
             case DrainReq():
                 self._drain()
         return self._outputs()

@@ -4,6 +4,7 @@ import pytest
 from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.faults import Faults
+from tokenloom.wire.messages import StatsOut, StatsReq
 
 
 def crowd(bench: Bench, count: int = 6) -> None:
@@ -94,6 +95,22 @@ def test_one_that_outgrows_a_pool_that_shrank_ends_with_an_error() -> None:
     after = bench.submit(prompt(8, 2), 5)
     bench.run()
     bench.assert_right(rid, after)
+    bench.assert_clean()
+
+
+def test_figures_come_after_the_ends_that_they_count() -> None:
+    """A request that ends while a step is shaped is told of before the figures without it."""
+    bench = Bench(pool_tokens=512, page_size=4, faults=Faults(fail_allocation_every=2))
+    doomed = bench.submit(prompt(4), 50, ignore_eos=True)
+    while doomed not in bench.finishes:
+        batch = bench.scheduler.get_next_batch_to_run()
+        *rows, stats = bench.scheduler.handle(StatsReq(1))
+        bench._note(rows)
+        assert isinstance(stats, StatsOut)
+        assert stats.running + stats.waiting == (doomed not in bench.finishes)
+        if batch is not None:
+            bench._note(bench.scheduler.process_batch_result(bench.runner.run(batch)))
+    assert bench.finishes[doomed].status == 500
     bench.assert_clean()
 
 

@@ -125,6 +125,44 @@ def test_a_candidate_is_tested_with_its_prefix_locked() -> None:
         assert admission.reserve(kv, []).take(again, kv.match(again)), "needs all 20"
 
 
+def start(kv: KVCache, req: Req, tokens: int) -> None:
+    """It runs, and so many tokens of its prompt have pages."""
+    kv.admit(req, kv.match(req))
+    assert req.kv is not None
+    assert kv.grow(req.kv, tokens)
+
+
+def test_several_candidates_share_what_room_there_is() -> None:
+    """A cached prefix that somebody holds anyway leaves more room for the next one."""
+    for admission in (Admission(SchedulingConfig()), forecast([16] * 200, 0.05)):
+        kv = cache(30)
+        first = waiting(1, 160, 16)
+        start(kv, first, 160)
+        assert first.kv is not None
+        first.kv.computed = 160
+        kv.commit(first)
+        reserve = admission.reserve(kv, [first])
+        for number in range(2, 9):
+            twin = waiting(number, 176, 16)
+            twin.ids[:160] = first.ids[:160]
+            assert len(kv.match(twin).pages) == 10
+            assert reserve.take(twin, kv.match(twin))
+        other = waiting(9, 80, 16)
+        assert not reserve.take(other, kv.match(other)), "11 + 7 * 2 of 30 are taken"
+
+
+def test_the_rest_of_a_prompt_that_is_cut_counts_in_full() -> None:
+    for admission in (Admission(SchedulingConfig()), forecast([16] * 200, 0.05)):
+        kv = cache(30)
+        long = waiting(1, 320, 16)
+        start(kv, long, 32)
+        reserve = admission.reserve(kv, [long])
+        other = waiting(2, 144, 16)
+        assert not reserve.take(other, kv.match(other)), "10 pages beside 21"
+        other = waiting(3, 128, 16)
+        assert reserve.take(other, kv.match(other)), "9 pages beside 21"
+
+
 @BOTH
 def test_a_protected_request_is_sure_of_its_whole_limit(admission: str) -> None:
     chosen = forecast([1] * 300, 0.5) if admission == "quantile" else Admission(SchedulingConfig())

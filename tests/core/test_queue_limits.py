@@ -122,6 +122,18 @@ def test_a_request_that_does_not_start_in_time() -> None:
     bench.assert_right(runs, later)
 
 
+def test_whoever_has_started_is_in_time() -> None:
+    bench = Bench(queue_timeout=2.5, request_timeout=60.0)
+    rid = bench.submit(prompt(5), 50, ignore_eos=True)
+    bench.step()
+    bench.wait(2.5)
+    assert rid not in bench.finishes
+    bench.run()
+    bench.assert_right()
+    limits = bench.scheduler._queue_limits
+    assert not limits._until_end._deadlines, "nothing is kept of who has ended"
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3, 9])
 def test_a_request_that_does_not_end_in_time_keeps_what_it_has(steps: int) -> None:
     bench = Bench(pool_tokens=256, chunk=32, request_timeout=60.0)

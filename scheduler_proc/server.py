@@ -12,11 +12,12 @@ from ..model_files.config import read_eos_token_ids
 from ..wire import codec
 from ..wire.channel import Mailbox, Outbox
 from ..wire.child import ChildLife
-from ..wire.config import SchedulerConfig
+from ..wire.config import SchedulerConfig, SchedulingConfig
 from ..wire.messages import SchedulerInfo, SchedulerReady
 from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
+from .kv_event_publisher import KVEventPublisher
 from .runner.loading import make_model_runner
 from .runner.model_runner import ModelRunner
 
@@ -39,13 +40,30 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
         eos_token_ids=frozenset(eos),
     )
     scheduler = Scheduler(config.scheduling, limits, runner.num_pages)
+    kv_events = _kv_events(context, config.scheduling)
     outbox.send(SchedulerReady(info))
     life.ready()
-    event_loop(scheduler, runner, mailbox, outbox)
+    event_loop(scheduler, runner, mailbox, outbox, kv_events)
+    if kv_events is not None:
+        kv_events.close()
     mailbox.close()
     outbox.close()
     context.term()
     return 0
+
+
+def _kv_events(
+    context: "zmq.Context[zmq.Socket[bytes]]", scheduling: SchedulingConfig
+) -> KVEventPublisher | None:
+    if scheduling.kv_events is None:
+        return None
+    try:
+        return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
+    except zmq.ZMQError as error:
+        where = f"--kv-events {scheduling.kv_events}"
+        if scheduling.kv_events_replay is not None:
+            where += f" --kv-events-replay {scheduling.kv_events_replay}"
+        raise ValueError(f"{where}: cannot bind: {error}") from error
 
 
 def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) -> SchedulerInfo:

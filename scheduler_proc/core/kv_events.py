@@ -28,7 +28,7 @@ class KVEventLog:
             above = _hash(above + key[start : start + page_bytes])
             hashes.append(int.from_bytes(above, "little", signed=True))
         self._events.append(BlockStored(hashes, parent, ids.tolist(), self._page_size))
-        return hashes
+        return list(hashes)  # the tree cuts its own list before the event is sent
 
     def removed(self, hashes: list[int]) -> None:
         self._events.append(BlockRemoved(hashes))

@@ -175,7 +175,7 @@ class RadixCache:
             node = parent
 
     def evict(self, count: int) -> list[int]:
-        """Drop min(count, evictable) pages in the policy's order; returns them.
+        """Drop min(count, evictable) pages in the policy's order; returns them in that order.
 
         A long leaf loses only as many pages from its end as are needed.
         """
@@ -183,8 +183,8 @@ class RadixCache:
         hashes: list[int] = []
         while len(evicted) < count and (leaf := self._order.pop()):
             keep = max(0, len(leaf.pages) - (count - len(evicted)))
-            evicted += leaf.pages[keep:]
-            hashes += leaf.hashes[keep:]
+            evicted += reversed(leaf.pages[keep:])
+            hashes += reversed(leaf.hashes[keep:])
             leaf.version += 1
             if keep:
                 del leaf.pages[keep:]

@@ -190,7 +190,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def evict(self, count: int) -> None:
-        assert sorted(self.tree.evict(count)) == sorted(self.model.evict(count))
+        assert self.tree.evict(count) == self.model.evict(count)
 
     @rule()
     def clear(self) -> None:
@@ -288,7 +288,7 @@ def test_cost_grows_old() -> None:
 def test_a_long_leaf_loses_only_its_end() -> None:
     tree = RadixCache(1)
     insert(tree, tuple(range(100)), 1)
-    assert tree.evict(3) == [98, 99, 100]
+    assert tree.evict(3) == [100, 99, 98]
     assert len(tree.match(key_of(tuple(range(100)))).pages) == 97
 
 

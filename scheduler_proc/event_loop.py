@@ -4,6 +4,7 @@ Synchronous: one step at a time, messages between steps, asleep when there is no
 decision is made here.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Iterable
@@ -56,13 +57,14 @@ def event_loop(
 
 
 def _receive(scheduler: Scheduler, inbox: Inbox) -> list[ToScheduler]:
-    """What has arrived; when idle, wait for something and audit the books meanwhile."""
+    """What has arrived; when idle, wait for something, audit the books and clean up meanwhile."""
     if not scheduler.idle:
         return inbox.receive(0)
     messages = inbox.receive(IDLE_CHECK_MS)
     if messages:
         return messages
     scheduler.on_idle(log.error)
+    gc.collect()
     return inbox.receive(None)
 
 

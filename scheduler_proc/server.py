@@ -3,6 +3,7 @@
 Called by __main__.py through run_child. Decides nothing.
 """
 
+import gc
 import logging
 
 import msgspec
@@ -20,6 +21,8 @@ from .event_loop import event_loop
 from .kv_event_publisher import KVEventPublisher
 from .runner.loading import make_model_runner
 from .runner.model_runner import ModelRunner
+
+NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,9 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     kv_events = _kv_events(context, config.scheduling)
     outbox.send(SchedulerReady(info))
     life.ready()
+    # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
+    # 100,000 nodes: the loop asks for one when it is idle.
+    gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     event_loop(scheduler, runner, mailbox, outbox, kv_events)
     if kv_events is not None:
         kv_events.close()

@@ -27,7 +27,7 @@ class Leaf(Protocol):
 
 
 L = TypeVar("L", bound=Leaf)
-Key = tuple[float, ...]
+Key = tuple[float, float]
 _SLACK = 64
 
 # The context that costs a token as much work as the weights do: about six times the model's width
@@ -37,7 +37,7 @@ EQUAL_COST_TOKENS = 4096
 
 def _lru(leaf: Leaf) -> Key:
     """The least recently used goes first."""
-    return (leaf.last_use,)
+    return (leaf.last_use, 0)
 
 
 def _lfu(leaf: Leaf) -> Key:
@@ -52,7 +52,7 @@ def _slru(leaf: Leaf) -> Key:
 
 def _fifo(leaf: Leaf) -> Key:
     """The first to come goes first."""
-    return (leaf.created,)
+    return (leaf.created, 0)
 
 
 def _priority(leaf: Leaf) -> Key:
@@ -83,7 +83,7 @@ class EvictionOrder(Generic[L]):
 
     def __init__(self, policy: EvictionPolicy, page_size: int) -> None:
         self._key = _key_of(policy, page_size)
-        self._heap: list[tuple[Key, int, L]] = []
+        self._heap: list[tuple[float, float, int, L]] = []  # key, push, leaf
         self._limit = _SLACK
         self._pushes = 0  # ties break by it, so that leaves themselves are never compared
         self.clock = 0.0
@@ -92,7 +92,7 @@ class EvictionOrder(Generic[L]):
         """Call whenever a node becomes an evictable leaf, and when such a leaf has changed."""
         self._pushes += 1
         leaf.pushed = self._pushes
-        heapq.heappush(self._heap, (self._key(leaf), self._pushes, leaf))
+        heapq.heappush(self._heap, (*self._key(leaf), self._pushes, leaf))
         if len(self._heap) > self._limit:
             self._compact()
 
@@ -101,8 +101,8 @@ class EvictionOrder(Generic[L]):
         while self._heap:
             entry = heapq.heappop(self._heap)
             if _counts(entry):
-                self.clock = max(self.clock, entry[0][0])
-                return entry[2]
+                self.clock = max(self.clock, entry[0])
+                return entry[3]
         return None
 
     def live(self) -> int:
@@ -116,6 +116,6 @@ class EvictionOrder(Generic[L]):
         self._limit = 2 * len(self._heap) + _SLACK
 
 
-def _counts(entry: tuple[Key, int, L]) -> bool:
-    _, push, leaf = entry
+def _counts(entry: tuple[float, float, int, L]) -> bool:
+    _, _, push, leaf = entry
     return push == leaf.pushed and leaf.is_evictable_leaf()

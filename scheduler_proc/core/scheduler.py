@@ -188,7 +188,7 @@ class Scheduler:
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
         """The request being chunked, then waiting ones in order until one does not fit."""
-        if self._chunked is None and not self._waiting:
+        if self._chunked is None and not (self._waiting and self._kv.rows.available):
             return []
         adder = PrefillAdder(
             self._kv,

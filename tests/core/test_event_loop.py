@@ -1,7 +1,9 @@
 """The scheduler process's loop over scripted messages, and the lines that it logs."""
 
+import gc
 import logging
 import re
+import weakref
 
 import pytest
 from support.scheduling import Bench
@@ -82,6 +84,25 @@ def test_cache_events_are_published_by_the_time_the_loop_sleeps() -> None:
     assert stored.token_ids[:2] == [5, 6]
     assert isinstance(cleared, AllBlocksCleared)
     assert FlushOut(1, True, pages=1) in sent
+
+
+def test_garbage_is_collected_when_idle() -> None:
+    """While it serves, the loop's process makes no full collections."""
+
+    class Knot:
+        itself: "Knot"
+
+    knot = Knot()
+    knot.itself = knot
+    alive = weakref.ref(knot)
+    del knot
+    bench = Bench()
+    gc.disable()
+    try:
+        event_loop(bench.scheduler, bench.runner, Script([], [DrainReq()]), Sent())
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_the_loop_tells_the_time() -> None:

@@ -138,6 +138,9 @@ class RadixCache:
 
         The tree takes the pages, except the duplicates.
         """
+        if node.lock_count == 1 and not node.hits and not node.children and key:
+            self._extend(node, key, pages)
+            return Inserted(node, pages, [])
         owned: list[int] = []
         done = 0
         edge = (b"" if node.parent else namespace) + key[: self._page_bytes]
@@ -273,6 +276,15 @@ class RadixCache:
             last = parent.hashes[-1] if parent.hashes else None
             node.hashes = self._events.stored(last, edge[: -self._page_bytes], key)
         return node
+
+    def _extend(self, node: TreeNode, key: bytes, pages: list[int]) -> None:
+        """A leaf that only its maker has ever used grows, so pieces of a prompt are one node."""
+        if self._events is not None:
+            node.hashes += self._events.stored(node.hashes[-1], b"", key)
+        node.key += key
+        node.pages += pages
+        node.version += 1
+        self.locked_pages += len(pages)
 
     def _make(
         self, parent: TreeNode, edge: bytes, key: bytes, pages: list[int], priority: int

@@ -80,13 +80,18 @@ class Cache:
             if not page.locks:
                 page.last_use, page.clock = self.ticks, self.clock
 
-    def add(self, paths: list[Path], pages: list[int], priority: int) -> None:
+    def add(self, last: Path, paths: list[Path], pages: list[int], priority: int) -> None:
+        """What a request appends to a run that only it has used is as old as that run."""
         self.ticks += 1
+        run = self.pages.get(last)
+        is_end = all((name, ids[: -self.page_size]) != last for name, ids in self.pages)
+        own = run is not None and run.locks == 1 and not run.hits and is_end
+        created = run.created if own else self.ticks
         for path, page in zip(paths, pages, strict=True):
             if path in self.pages:
                 self.use(path, priority)
             else:
-                self.pages[path] = Page(page, self.ticks, priority, len(path[1]))
+                self.pages[path] = Page(page, created, priority, len(path[1]))
 
     def evict(self, count: int) -> list[int]:
         gone = []
@@ -118,7 +123,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.page_size = page_size
         self.tree = RadixCache(page_size, policy)
         self.model = Cache(page_size, policy)
-        self.held: dict[int, tuple[TreeNode, list[Path]]] = {}
+        self.held: dict[int, tuple[TreeNode, list[Path], int]] = {}
         self.looks: list[tuple[Match, str, Run]] = []
         self.requests = 0
         self.next_page = 1
@@ -126,9 +131,9 @@ class TreeAgainstDict(RuleBasedStateMachine):
     def whole(self, ids: list[int]) -> Run:
         return tuple(ids[: len(ids) // self.page_size * self.page_size])
 
-    def hold(self, node: TreeNode, paths: list[Path]) -> int:
+    def hold(self, node: TreeNode, paths: list[Path], priority: int) -> int:
         self.requests += 1
-        self.held[self.requests] = node, paths
+        self.held[self.requests] = node, paths, priority
         return self.requests
 
     @rule(ids=IDS, namespace=st.sampled_from(NAMESPACES))
@@ -161,32 +166,32 @@ class TreeAgainstDict(RuleBasedStateMachine):
         paths = self.model.cached(namespace, run)
         for path in paths:
             self.model.use(path, priority)
-        return self.hold(node, [(namespace, ()), *paths])
+        return self.hold(node, [(namespace, ()), *paths], priority)
 
     @rule(request=locks)
     def unlock(self, request: int) -> None:
         if request in self.held:
-            node, paths = self.held.pop(request)
+            node, paths, _ = self.held.pop(request)
             self.tree.unlock(node)
             self.model.leave(paths[1:])
 
-    @rule(request=locks, more=IDS, priority=st.integers(-1, 2))
-    def insert_below_a_lock(self, request: int, more: list[int], priority: int) -> None:
+    @rule(request=locks, more=IDS)
+    def insert_below_a_lock(self, request: int, more: list[int]) -> None:
         """What a request does after a chunk: its own pages go below the prefix that it locked."""
         if request not in self.held:
             return
-        node, held = self.held[request]
+        node, held, priority = self.held[request]
         run = self.whole(more)
         own = list(range(self.next_page, self.next_page + len(run) // self.page_size))
         self.next_page += len(own)
         namespace, prefix = held[-1]
         inserted = self.tree.insert(node, key_of(run), own, namespace.encode(), priority)
         paths = self.model.paths(namespace, prefix + run)[len(held) - 1 :]
-        self.model.add(paths, own, priority)
+        self.model.add(held[-1], paths, own, priority)
         expected = [self.model.pages[path].page for path in paths]
         assert inserted.pages == expected
         assert inserted.duplicates == [page for page in own if page not in expected]
-        self.held[request] = inserted.node, held + paths
+        self.held[request] = inserted.node, held + paths, priority
 
     @rule(count=st.integers(1, 12))
     def evict(self, count: int) -> None:
@@ -322,6 +327,19 @@ def test_eviction_always_progresses() -> None:
         freed += len(tree.evict(7))
     assert freed == total
     assert tree.nodes() == []
+
+
+def test_pieces_of_a_prompt_are_one_node_until_another_request_comes() -> None:
+    tree = RadixCache(1)
+    node = tree.insert(tree.root, key_of((1, 2)), [1, 2]).node
+    short = tree.match(key_of((1, 2, 3)))
+    assert tree.insert(node, key_of((3,)), [3]).node is node
+    assert tree.num_nodes == 1
+    assert not short.is_fresh
+    other = tree.lock(tree.match(key_of((1, 2, 3))))
+    assert tree.insert(node, key_of((4,)), [4]).node is not node
+    assert tree.insert(other, key_of((5,)), [5]).node is not node
+    assert tree.num_nodes == 3
 
 
 def test_a_match_outlives_all_changes_but_its_own() -> None:

@@ -12,7 +12,9 @@ from functools import partial
 from statistics import median
 
 from ..scheduler_proc.core.intake import Limits
+from ..scheduler_proc.core.kv_cache import KVCache
 from ..scheduler_proc.core.radix_cache import Match, RadixCache
+from ..scheduler_proc.core.req import Req
 from ..scheduler_proc.core.scheduler import Scheduler
 from ..scheduler_proc.worker_batch import BatchResult
 from ..wire.config import SchedulingConfig
@@ -25,6 +27,7 @@ LONG = 32_768  # tokens of the long prompt
 TREE_NODES = 100_000
 POOL_PAGES = 1_000_000
 DECODES = 256
+WAITING = 10_000
 
 Row = tuple[str, list[float]]  # an operation, and how many seconds each run of it took
 
@@ -92,6 +95,32 @@ def match_rows(filler: Filler) -> Iterator[Row]:
             yield f"match 32k tokens, {name} found, {forks + 1} nodes deep", runs
 
 
+def queue_rows(filler: Filler) -> Iterator[Row]:
+    """What a policy pays that looks at every waiting request's match: half of them hit."""
+    kv = KVCache(SchedulingConfig(page_size=PAGE), POOL_PAGES)
+    stems = [filler.ids(2 * PAGE) for _ in range(16)]
+    for stem in stems:
+        filler.leave(kv.tree, stem)
+    prompts = [
+        (stems[i % 16] if i % 2 else filler.ids(2 * PAGE)) + filler.ids(480) for i in range(WAITING)
+    ]
+    reqs = [
+        Req(i, i, SamplingParams(), ids, len(ids), 1, frozenset()) for i, ids in enumerate(prompts)
+    ]
+
+    def look_at_all() -> None:
+        for req in reqs:
+            kv.match(req)
+
+    look_at_all()
+    yield f"look at {WAITING:,} waiting again", [timed(look_at_all) for _ in range(20)]
+    runs = []
+    for _ in range(20):
+        filler.leave(kv.tree, filler.ids(PAGE))
+        runs.append(timed(look_at_all))
+    yield f"look at {WAITING:,} waiting, a new prompt came in", runs
+
+
 def change_rows(filler: Filler) -> Iterator[Row]:
     tree = filler.tree_of_nodes(filler.ids(LONG), 64)
     prompts = [filler.ids(LONG) for _ in range(50)]
@@ -150,7 +179,7 @@ def step_rows(filler: Filler) -> Iterator[Row]:
 def main() -> int:
     filler = Filler()
     print("| operation | median, us | slowest, us |\n|---|---:|---:|")
-    for rows in (match_rows, change_rows, evict_rows, step_rows):
+    for rows in (match_rows, queue_rows, change_rows, evict_rows, step_rows):
         for name, runs in rows(filler):
             print(f"| {name} | {median(runs) * 1e6:,.1f} | {max(runs) * 1e6:,.1f} |", flush=True)
     return 0

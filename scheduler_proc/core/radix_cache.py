@@ -15,10 +15,7 @@ ID_BYTES = 4
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of pages below `parent`. `lock_count` requests read this node or a node under it.
-
-    `version` changes whenever a match that ends here may have become longer or shorter.
-    """
+    """A run of pages below `parent`. `lock_count` requests read this node or a node under it."""
 
     uid: int
     edge: bytes  # its key in parent.children: its first page, below the root behind the namespace
@@ -32,7 +29,7 @@ class TreeNode:
     last_use: int = 0  # tick of the last unlock
     clock: float = 0.0  # the eviction order's, at that time
     pushed: int = 0  # its latest entry in the eviction order
-    version: int = 0
+    version: int = 0  # of its run: changes when that is cut, loses pages, grows or goes
     lock_count: int = 0
     children: dict[bytes, "TreeNode"] = field(default_factory=dict)
     hashes: list[int] = field(default_factory=list)  # of its pages, where events are recorded
@@ -47,11 +44,14 @@ class Match:
 
     node: TreeNode
     version: int  # of the node, when it was looked up
+    edge: bytes  # the child that would have made it longer, empty where none could
     num_pages: int
 
     @property
     def is_fresh(self) -> bool:
-        return self.version == self.node.version
+        """Still the longest: nothing has changed in the tree where this ends."""
+        node = self.node
+        return self.version == node.version and self.edge not in node.children
 
     @property
     def pages(self) -> list[int]:
@@ -98,10 +98,11 @@ class RadixCache:
             node = child
             if not key.startswith(child.key, done):
                 done += self._common_bytes(child.key, key, done)
+                edge = b""
                 break
             done += len(child.key)
             edge = key[done : done + self._page_bytes]
-        return Match(node, node.version, done // self._page_bytes)
+        return Match(node, node.version, edge, done // self._page_bytes)
 
     def lock(self, match: Match, priority: int = 0) -> TreeNode:
         """A request uses a fresh match: what it covers stays until the node returned is unlocked.
@@ -271,7 +272,6 @@ class RadixCache:
         node = self._make(parent, edge, key, pages, priority)
         node.lock_count = 1
         self.locked_pages += len(pages)
-        parent.version += 1
         if self._events is not None:
             last = parent.hashes[-1] if parent.hashes else None
             node.hashes = self._events.stored(last, edge[: -self._page_bytes], key)

@@ -15,7 +15,10 @@ ID_BYTES = 4
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of pages below `parent`. `lock_count` requests read this node or a node under it."""
+    """A run of pages below `parent`. `lock_count` requests read this node or a node under it.
+
+    `version` changes whenever a match that ends here may have become longer or shorter.
+    """
 
     uid: int
     edge: bytes  # its key in parent.children: its first page, below the root behind the namespace
@@ -29,7 +32,7 @@ class TreeNode:
     last_use: int = 0  # tick of the last unlock
     clock: float = 0.0  # the eviction order's, at that time
     pushed: int = 0  # its latest entry in the eviction order
-    version: int = 0  # of its run: changes when that is cut, loses pages, grows or goes
+    version: int = 0
     lock_count: int = 0
     children: dict[bytes, "TreeNode"] = field(default_factory=dict)
     hashes: list[int] = field(default_factory=list)  # of its pages, where events are recorded
@@ -43,15 +46,14 @@ class Match:
     """The longest cached prefix of something: it ends in `node`, maybe before that node's end."""
 
     node: TreeNode
-    version: int  # of the node, when it was looked up
-    edge: bytes  # the child that would have made it longer, empty where none could
+    run: bytes  # the node's key when it was looked up: whatever changes a run makes a new one
+    edge: bytes  # the child that would have made the match longer, empty where none could
     num_pages: int
 
     @property
     def is_fresh(self) -> bool:
         """Still the longest: nothing has changed in the tree where this ends."""
-        node = self.node
-        return self.version == node.version and self.edge not in node.children
+        return self.run is self.node.key and self.edge not in self.node.children
 
     @property
     def pages(self) -> list[int]:
@@ -102,7 +104,7 @@ class RadixCache:
                 break
             done += len(child.key)
             edge = key[done : done + self._page_bytes]
-        return Match(node, node.version, edge, done // self._page_bytes)
+        return Match(node, node.key, edge, done // self._page_bytes)
 
     def lock(self, match: Match, priority: int = 0) -> TreeNode:
         """A request uses a fresh match: what it covers stays until the node returned is unlocked.
@@ -211,7 +213,7 @@ class RadixCache:
         for node in self.nodes():
             pages += node.pages
             node.version += 1
-            node.parent, node.children = None, {}  # out of the eviction order
+            node.parent, node.key, node.children = None, b"", {}  # out of the eviction order
         self.root.children = {}
         self.num_nodes = self.evictable_pages = 0
         if self._events is not None:
@@ -272,6 +274,7 @@ class RadixCache:
         node = self._make(parent, edge, key, pages, priority)
         node.lock_count = 1
         self.locked_pages += len(pages)
+        parent.version += 1
         if self._events is not None:
             last = parent.hashes[-1] if parent.hashes else None
             node.hashes = self._events.stored(last, edge[: -self._page_bytes], key)
@@ -302,7 +305,7 @@ class RadixCache:
         assert parent is not None
         del parent.children[leaf.edge]
         self.num_nodes -= 1
-        leaf.parent, leaf.pages = None, []
+        leaf.parent, leaf.key, leaf.pages = None, b"", []
         if parent.is_evictable_leaf():
             self._order.push(parent)
 

@@ -403,3 +403,30 @@ def test_namespaces_part_at_the_first_page(spare: int) -> None:
         first = 10 * names.index(name)
         assert tree.match(page * (1 + spare), name).pages == [first, first + 1][: 1 + spare]
         assert tree.match(b"", name).num_pages == 0
+
+
+def test_a_version_changes_with_all_that_may_concern_a_match() -> None:
+    tree = RadixCache(1)
+    root = tree.root
+    seen = [root.version]
+
+    def changed(node: TreeNode) -> bool:
+        seen.append(node.version)
+        return seen[-1] != seen[-2]
+
+    node = tree.insert(root, key_of((1, 2, 3)), [1, 2, 3]).node
+    assert changed(root), "a child"
+    seen.append(node.version)
+    tree.insert(node, key_of((4,)), [4])
+    assert changed(node), "it grew"
+    insert(tree, (1, 9), 20)
+    assert changed(node), "it was cut"
+    assert not changed(node)
+    tree.unlock(node)
+    tree.match(key_of((1, 2)))
+    use(tree, (1, 2, 3, 4))
+    assert not changed(node), "uses are no change"
+    tree.evict(tree.evictable_pages - 3)
+    assert changed(node), "it lost pages"
+    tree.evict(tree.evictable_pages)
+    assert changed(node), "it is gone"

@@ -105,6 +105,9 @@ class EvictionOrder(Generic[L]):
                 return entry[3]
         return None
 
+    def clear(self) -> None:
+        self._heap, self._limit = [], _SLACK
+
     def live(self) -> int:
         """How many leaves are in the order. For conservation checks."""
         return sum(map(_counts, self._heap))

@@ -213,8 +213,9 @@ class RadixCache:
         for node in self.nodes():
             pages += node.pages
             node.version += 1
-            node.parent, node.key, node.children = None, b"", {}  # out of the eviction order
+            node.parent, node.key, node.children = None, b"", {}
         self.root.children = {}
+        self._order.clear()
         self.num_nodes = self.evictable_pages = 0
         if self._events is not None:
             self._events.cleared()

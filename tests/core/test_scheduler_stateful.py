@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.hash_model import VOCAB
+from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.eviction import EvictionPolicy
@@ -28,10 +29,12 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         reuse=st.booleans(),
         ratio=st.sampled_from([0.01, 1.0]),
         eviction=st.sampled_from(get_args(EvictionPolicy)),
+        events=st.booleans(),
     )
     def start(self, **options: object) -> None:
         options["pool_tokens"] = options.pop("pool")
         self.bench = Bench(**options)  # type: ignore[arg-type]
+        self.events = options["events"] and options["reuse"]
         self.draining = False
         self.flushes = 0
         self.now = 0.0
@@ -93,6 +96,10 @@ class SchedulerUnderClients(RuleBasedStateMachine):
             return
         bench = self.bench
         bench.run()
+        if self.events:
+            replica = Replica(bench.scheduler._kv.page_size)
+            replica.apply(bench.scheduler.take_kv_events())
+            assert replica.prefixes == in_tree(bench)
         assert set(bench.finishes) == set(bench.requests), "each request ends exactly once"
         assert bench.drained == self.draining
         seqs = sorted(answer.seq for answer in bench.flushed)

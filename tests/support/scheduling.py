@@ -50,7 +50,7 @@ class Bench:
             schedule_conservativeness=ratio,
             disable_radix_cache=not reuse,
             eviction_policy=eviction if reuse else "lru",
-            kv_events="inproc://events" if events else None,
+            kv_events="inproc://events" if events and reuse else None,
         )
         num_pages = pool_tokens // page_size + 1
         limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}))

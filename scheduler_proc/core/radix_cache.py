@@ -94,17 +94,19 @@ class RadixCache:
 
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
         """The longest prefix of `key` in the tree. A mere look: it changes nothing."""
+        page_bytes = self._page_bytes
         node, done = self.root, 0
-        edge = namespace + key[: self._page_bytes] if key else b""
+        edge = namespace + key[:page_bytes] if key else b""
         while child := node.children.get(edge):
             node = child
-            if not key.startswith(child.key, done):
-                done += self._common_bytes(child.key, key, done)
+            run = node.key
+            if not key.startswith(run, done):
+                done += self._common_bytes(run, key, done)
                 edge = b""
                 break
-            done += len(child.key)
-            edge = key[done : done + self._page_bytes]
-        return Match(node, node.key, edge, done // self._page_bytes)
+            done += len(run)
+            edge = key[done : done + page_bytes]
+        return Match(node, node.key, edge, done // page_bytes)
 
     def lock(self, match: Match, priority: int = 0) -> TreeNode:
         """A request uses a fresh match: what it covers stays until the node returned is unlocked.

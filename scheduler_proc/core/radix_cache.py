@@ -255,13 +255,15 @@ class RadixCache:
         return low * page_bytes
 
     def _split(self, node: TreeNode, count: int) -> TreeNode:
-        """Cut `node` after `count` pages. It stays the lower part: whoever holds it still does."""
+        """Cut `node` after `count` pages. It stays the lower part: whoever holds it still does.
+
+        The caller uses the upper part at once, so that its last use is still to come.
+        """
         parent = node.parent
         assert parent is not None
         cut = count * self._page_bytes
         upper = self._make(parent, node.edge, node.key[:cut], node.pages[:count], node.priority)
         upper.created, upper.hits, upper.lock_count = node.created, node.hits, node.lock_count
-        upper.last_use, upper.clock = node.last_use, node.clock
         upper.hashes = node.hashes[:count]
         node.key, node.pages, node.hashes = node.key[cut:], node.pages[count:], node.hashes[count:]
         node.edge, node.parent = node.key[: self._page_bytes], upper

@@ -277,6 +277,30 @@ def test_each_policy_keeps_what_it_says(policy: EvictionPolicy, survivor: int) -
     assert [node.pages for node in tree.nodes()] == [[survivor]]
 
 
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [2, 70, 1]),
+        ("lfu", [2, 70, 1]),
+        ("slru", [2, 70, 1]),
+        ("fifo", [2, 1, 70]),
+        ("priority", [2, 70, 1]),
+        ("cost", [70, 2, 1]),
+    ],
+)
+def test_both_parts_of_a_node_that_was_cut_are_what_it_was(
+    policy: EvictionPolicy, order: list[int]
+) -> None:
+    tree = RadixCache(1, policy)
+    for ids, page in (((1, 2), 1), ((7,), 70)):
+        insert(tree, ids, page, priority=2)
+        for _ in range(3):
+            use(tree, ids)
+    use(tree, (1,))
+    assert tree.num_nodes == 3
+    assert tree.evict(3) == order
+
+
 def test_cost_grows_old() -> None:
     """GreedyDual: a deep prefix that nobody uses goes before shallow ones that came much later."""
     tree = RadixCache(256, "cost")

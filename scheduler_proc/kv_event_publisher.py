@@ -28,11 +28,15 @@ _TO_THREAD = "inproc://kv-events"
 _STOP = b""  # no batch is empty
 
 
+class BadAddress(ValueError):
+    """An address of --kv-events or --kv-events-replay that cannot be had here."""
+
+
 class KVEventPublisher:
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, replay: str | None
     ) -> None:
-        """Binds; raises zmq.ZMQError where an address cannot be had."""
+        """Binds; raises BadAddress."""
         self._encoder = msgspec.msgpack.Encoder()
         server = _Server(context, endpoint, replay)
         self._to_thread = context.socket(zmq.PUSH)
@@ -61,13 +65,9 @@ class _Server:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._seq = 0
         self._sockets: list[zmq.Socket[bytes]] = []
-        try:
-            self._from_loop = self._bind(context, zmq.PULL, _TO_THREAD)
-            self._pub = self._bind(context, zmq.PUB, endpoint)
-            self._replay = self._bind(context, zmq.ROUTER, replay) if replay else None
-        except zmq.ZMQError:
-            self._close()
-            raise
+        self._pub = self._bind(context, zmq.PUB, endpoint)
+        self._replay = self._bind(context, zmq.ROUTER, replay) if replay else None
+        self._from_loop = self._bind(context, zmq.PULL, _TO_THREAD)
 
     def _bind(
         self, context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str
@@ -80,7 +80,12 @@ class _Server:
             socket.setsockopt(zmq.RCVHWM, 0)
         else:
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        socket.bind(address)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            self._close()
+            why = f"KV events cannot be published at {address}: {zmq.strerror(error.errno or 0)}"
+            raise BadAddress(why) from error
         return socket
 
     def run(self) -> None:

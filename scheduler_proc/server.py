@@ -63,13 +63,7 @@ def _kv_events(
 ) -> KVEventPublisher | None:
     if scheduling.kv_events is None:
         return None
-    try:
-        return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
-    except zmq.ZMQError as error:
-        where = f"--kv-events {scheduling.kv_events}"
-        if scheduling.kv_events_replay is not None:
-            where += f" --kv-events-replay {scheduling.kv_events_replay}"
-        raise ValueError(f"{where}: cannot bind: {error}") from error
+    return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
 
 
 def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) -> SchedulerInfo:

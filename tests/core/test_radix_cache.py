@@ -229,8 +229,8 @@ def insert(tree: RadixCache, ids: Run, first_page: int, priority: int = 0) -> No
     tree.unlock(tree.insert(tree.root, key_of(ids), pages, priority=priority).node)
 
 
-def use(tree: RadixCache, ids: Run) -> None:
-    tree.unlock(tree.lock(tree.match(key_of(ids))))
+def use(tree: RadixCache, ids: Run, priority: int = 0) -> None:
+    tree.unlock(tree.lock(tree.match(key_of(ids)), priority))
 
 
 def test_least_recently_used_goes_first() -> None:
@@ -275,6 +275,16 @@ def test_each_policy_keeps_what_it_says(policy: EvictionPolicy, survivor: int) -
     insert(tree, (5,), 50)
     tree.evict(tree.evictable_pages - 1)
     assert [node.pages for node in tree.nodes()] == [[survivor]]
+
+
+def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
+    tree = RadixCache(1, "priority")
+    insert(tree, (1,), 10)
+    insert(tree, (2,), 20, priority=1)
+    use(tree, (1,), priority=2)
+    use(tree, (2,))
+    use(tree, (1,))
+    assert tree.evict(1) == [20]
 
 
 @pytest.mark.parametrize(

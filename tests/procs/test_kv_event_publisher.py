@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from tokenloom.scheduler_proc.kv_event_publisher import END_OF_REPLAY, KVEventPublisher
+from tokenloom.scheduler_proc.kv_event_publisher import END_OF_REPLAY, BadAddress, KVEventPublisher
 from tokenloom.wire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
 DEADLINE_MS = 10_000
@@ -122,6 +122,9 @@ def test_an_address_in_use_is_an_error_at_the_start(tmp_path: Path) -> None:
     context: Context = zmq.Context()
     taken = context.socket(zmq.PUB)
     port = taken.bind_to_random_port("tcp://127.0.0.1")
-    with pytest.raises(zmq.ZMQError):
+    with pytest.raises(BadAddress, match=f"at tcp://127.0.0.1:{port}: Address already in use"):
         KVEventPublisher(context, f"tcp://127.0.0.1:{port}", None)
-    context.destroy(linger=0)
+    with pytest.raises(BadAddress, match="at nonsense: Invalid argument"):
+        KVEventPublisher(context, "inproc://free", "nonsense")
+    taken.close()
+    context.term()  # returns: no socket of theirs is left

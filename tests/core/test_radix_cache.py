@@ -376,6 +376,15 @@ def test_pieces_of_a_prompt_are_one_node_until_another_request_comes() -> None:
     assert tree.num_nodes == 3
 
 
+def test_what_another_request_left_does_not_grow() -> None:
+    """Its hits are not those of what comes below it."""
+    tree = RadixCache(1)
+    insert(tree, (1, 2), 1)
+    node = tree.lock(tree.match(key_of((1, 2))))
+    below = tree.insert(node, key_of((3,)), [3]).node
+    assert (node.hits, below.hits) == (1, 0)
+
+
 def test_a_match_outlives_all_changes_but_its_own() -> None:
     tree = RadixCache(1)
     insert(tree, (1, 2, 3), 1)

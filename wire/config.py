@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
@@ -110,7 +112,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         False
     )
     eviction_policy: Annotated[
-        Literal["lru", "lfu", "slru", "fifo", "priority", "cost"],
+        EvictionPolicy,
         Meta(
             description="which cached prefix goes first when pages are needed",
             extra={"aliases": ["--radix-eviction-policy"]},

@@ -8,9 +8,9 @@ both it is pushed again. Taking k of n leaves costs O(k log n). Used by core/rad
 import heapq
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
+from ...wire.config import EvictionPolicy
 
 
 class Leaf(Protocol):

@@ -7,7 +7,8 @@ its nodes but never touches the allocator: evict returns the pages that the call
 
 from dataclasses import dataclass, field
 
-from .eviction import EvictionOrder, EvictionPolicy
+from ...wire.config import EvictionPolicy
+from .eviction import EvictionOrder
 from .kv_events import KVEventLog
 
 ID_BYTES = 4

@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from tokenloom.scheduler_proc.core.eviction import EQUAL_COST_TOKENS, EvictionPolicy
+from tokenloom.scheduler_proc.core.eviction import EQUAL_COST_TOKENS
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
+from tokenloom.wire.config import EvictionPolicy
 
 Run = tuple[int, ...]
 Path = tuple[str, Run]  # a namespace and all ids up to the end of a page

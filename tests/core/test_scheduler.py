@@ -7,7 +7,7 @@ import pytest
 from support.hash_model import EOS, VOCAB
 from support.scheduling import CONTEXT, Bench
 
-from tokenloom.scheduler_proc.core.eviction import EvictionPolicy
+from tokenloom.wire.config import EvictionPolicy
 from tokenloom.wire.messages import (
     AbortReq,
     DrainReq,

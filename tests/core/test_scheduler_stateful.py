@@ -13,7 +13,7 @@ from support.hash_model import VOCAB
 from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
-from tokenloom.scheduler_proc.core.eviction import EvictionPolicy
+from tokenloom.wire.config import EvictionPolicy
 from tokenloom.wire.messages import AbortReq, DrainReq, FlushReq, StopMatched, ToScheduler
 
 PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
 
-from tokenloom.scheduler_proc.core.eviction import EvictionPolicy
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchTokenIDOut,

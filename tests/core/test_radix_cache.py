@@ -248,7 +248,9 @@ def test_a_look_is_no_use() -> None:
     tree = RadixCache(1)
     insert(tree, (1, 2), 10)
     insert(tree, (3, 4), 20)
-    assert tree.match(key_of((1,))).pages == [10]
+    match = tree.match(key_of((1,)))
+    assert match.pages == [10]
+    assert tree.unlocked_pages(match) == 1
     assert tree.num_nodes == 2, "a look cuts no node"
     assert tree.evict(1) == [11]
 
@@ -312,6 +314,18 @@ def test_both_parts_of_a_node_that_was_cut_are_what_it_was(
     assert tree.evict(3) == order
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority"])
+def test_of_equals_the_least_recently_used_goes_first(policy: EvictionPolicy) -> None:
+    """Also where it became a leaf after the other, when what lay below it went."""
+    tree = RadixCache(1, policy)
+    insert(tree, (5, 6), 10)
+    insert(tree, (5, 7), 20)
+    insert(tree, (8,), 30)
+    use(tree, (8,))
+    assert sorted(tree.evict(2)) == [11, 21]
+    assert tree.evict(2) == [10, 30]
+
+
 def test_cost_grows_old() -> None:
     """GreedyDual: a deep prefix that nobody uses goes before shallow ones that came much later."""
     tree = RadixCache(256, "cost")
@@ -321,8 +335,8 @@ def test_cost_grows_old() -> None:
     for i in range(100, 200):
         tree.unlock(tree.insert(tree.root, key_of((i,) * 256), [i]).node)
         gone += tree.evict(1)
-    assert gone[0] == 100, "at first the shallow one is cheaper"
-    assert 20 in gone, "but not for ever"
+    # The shallow ones are worth 17 / 16 more than what went before them; 36 / 16 comes third.
+    assert gone[:3] == [100, 101, 20]
 
 
 def test_a_long_leaf_loses_only_its_end() -> None:

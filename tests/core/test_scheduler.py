@@ -452,10 +452,13 @@ def test_every_eviction_policy_serves_a_crowd(policy: EvictionPolicy) -> None:
     bench.assert_clean()
 
 
-def test_a_high_priority_keeps_its_prefix_under_that_policy() -> None:
+@pytest.mark.parametrize("priorities", [[1], [0, 1], [1, 0]])
+def test_a_high_priority_keeps_its_prefix_under_that_policy(priorities: list[int]) -> None:
+    """Whether it brought the prefix or found it."""
     bench = Bench(pool_tokens=256, eviction="priority")
-    bench.submit(prompt(40), 4, priority=1)
-    bench.run()
+    for priority in priorities:
+        bench.submit(prompt(40), 4, priority=priority)
+        bench.run()
     for seed in range(2, 12):
         bench.submit(prompt(40, seed), 4)
         bench.run()

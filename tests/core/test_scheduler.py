@@ -390,10 +390,14 @@ def test_a_flush_is_refused_with_the_reason_while_requests_are_there() -> None:
     bench = Bench(max_running=1)
     for seed in range(3):
         bench.submit(prompt(40, seed), 4)
+    bench.send(FlushReq(6))
     bench.step()
     bench.step(meanwhile=[FlushReq(7)])
-    why = "the server is not idle: 1 requests run and 2 wait"
-    assert bench.flushed == [FlushOut(7, False, why)]
+    why = "the server is not idle: {} requests run and {} wait"
+    assert bench.flushed == [
+        FlushOut(6, False, why.format(0, 3)),
+        FlushOut(7, False, why.format(1, 2)),
+    ]
     bench.run()
     assert bench.scheduler.stats().tree_pages > 0
     bench.assert_right()

@@ -5,18 +5,21 @@ one request's own pages. Pages that a request receives, or that replace its own 
 them already, are noted for the runner, which keeps a copy of the page table. PURE.
 """
 
+from ...wire.config import SchedulingConfig
 from .kv_allocator import ReqToTokenPool, TokenToKVPoolAllocator
+from .kv_events import KVEventLog
 from .radix_cache import ID_BYTES, Match, RadixCache
 from .req import Req, ReqKV
 
 
 class KVCache:
-    def __init__(self, *, num_pages: int, page_size: int, num_rows: int, reuse: bool) -> None:
-        self.page_size = page_size
+    def __init__(self, settings: SchedulingConfig, num_pages: int) -> None:
+        self.page_size = settings.page_size
         self.pages = TokenToKVPoolAllocator(num_pages)
-        self.rows = ReqToTokenPool(num_rows)
-        self.tree = RadixCache(page_size)
-        self._reuse = reuse
+        self.rows = ReqToTokenPool(settings.max_running_requests)
+        self.events = KVEventLog(self.page_size) if settings.kv_events else None
+        self.tree = RadixCache(self.page_size, settings.eviction_policy, self.events)
+        self._reuse = not settings.disable_radix_cache
         self._news: list[tuple[int, int, int]] = []
 
     @property
@@ -30,29 +33,28 @@ class KVCache:
 
     def reachable_beside(self, match: Match) -> int:
         """As reachable_pages, once `match` is locked: what is locked cannot be evicted."""
-        self.tree.lock(match.node)
-        reachable = self.reachable_pages
-        self.tree.unlock(match.node)
-        return reachable
+        return self.reachable_pages - self.tree.unlocked_pages(match)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def match(self, req: Req) -> Match:
-        """The request's longest cached prefix, at most all but one of its tokens."""
-        if req.match is None or req.match.version != self.tree.version:
+        """The request's longest cached prefix, at most all but one of its tokens.
+
+        Looked up again only after the tree has changed where the last look ended.
+        """
+        if req.match is None or not req.match.is_fresh:
             whole = (len(req.ids) - 1) // self.page_size * self.page_size
             key = req.ids[:whole].tobytes() if self._reuse else b""
-            req.match = self.tree.match(key)
+            req.match = self.tree.match(key, req.namespace.encode())
         return req.match
 
     def admit(self, req: Req, match: Match) -> None:
         """Give the request a row and lock its matched prefix. Needs a free row, a fresh match."""
-        assert match.version == self.tree.version
-        self.tree.lock(match.node)
+        node = self.tree.lock(match, req.priority)
         (row,) = self.rows.alloc(1)
-        computed = len(match.pages) * self.page_size
-        req.kv = ReqKV(row, list(match.pages), len(match.pages), match.node, computed)
+        computed = match.num_pages * self.page_size
+        req.kv = ReqKV(row, match.pages, match.num_pages, node, computed)
         req.match = None  # the request will outgrow it
         self._note(req.kv, 0)
 
@@ -89,9 +91,8 @@ class KVCache:
         first = kv.tree_pages
         key = req.ids[first * self.page_size : full * self.page_size].tobytes()
         assert len(key) == (full - first) * self.page_size * ID_BYTES
-        inserted = self.tree.insert(kv.node, key, kv.pages[first:full])
-        self.tree.lock(inserted.node)
-        self.tree.unlock(kv.node)
+        namespace = req.namespace.encode()
+        inserted = self.tree.insert(kv.node, key, kv.pages[first:full], namespace, req.priority)
         kv.node, kv.tree_pages = inserted.node, full
         if inserted.duplicates:
             self.pages.free(inserted.duplicates)
@@ -112,6 +113,12 @@ class KVCache:
         self.tree.unlock(kv.node)
         self.rows.free([kv.row])
         req.kv = None
+
+    def flush(self) -> int:
+        """Forget all cached prefixes, while no request holds any; returns how many pages."""
+        pages = self.tree.clear()
+        self.pages.free(pages)
+        return len(pages)
 
     def take_new_pages(self) -> list[tuple[int, int, int]]:
         """(row, index, page) entries since the last call, in the order in which they happened."""

@@ -48,9 +48,9 @@ class PrefillAdder:
     def add_new(self, req: Req) -> bool:
         """Admit a waiting request with its first piece, or leave it untouched and say False."""
         match = self._kv.match(req)
-        if self._piece(len(match.pages) * self._kv.page_size, len(req.ids)) <= 0:
+        if self._piece(match.num_pages * self._kv.page_size, len(req.ids)) <= 0:
             return False
-        needed = self._kv.pages_for(expected_tokens(req, 1.0)) - len(match.pages)
+        needed = self._kv.pages_for(expected_tokens(req, 1.0)) - match.num_pages
         if needed > self._kv.reachable_beside(match) - self._reserved:
             return False
         self._kv.admit(req, match)

@@ -70,6 +70,8 @@ class Req:
     retractions: int = 0
     admitted: bool = False  # ever
     announced: bool = False  # the detokenizer knows of it
+    priority: int = 0  # larger first
+    namespace: str = ""  # cached prefixes are shared within one only
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     @property

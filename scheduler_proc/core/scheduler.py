@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...wire.config import SchedulingConfig, contradiction
+from ...wire.kv_events import KVEvent
 from ...wire.messages import (
     AbortReq,
     BatchTokenIDOut,
     Drained,
     DrainReq,
     Finish,
+    FlushReq,
     StatsOut,
     StatsReq,
     StopMatched,
@@ -25,6 +27,7 @@ from ...wire.messages import (
 )
 from ...wire.sampling import InvalidRequest
 from ..worker_batch import BatchResult, ModelWorkerBatch, RowOpen
+from .cache_flush import CacheFlushes
 from .conservation import check_conservation
 from .intake import Limits, make_req
 from .kv_allocator import PoolError
@@ -56,12 +59,7 @@ class Scheduler:
             raise ValueError(problem)
         self._settings = settings
         self._limits = limits
-        self._kv = KVCache(
-            num_pages=num_pages,
-            page_size=settings.page_size,
-            num_rows=settings.max_running_requests,
-            reuse=not settings.disable_radix_cache,
-        )
+        self._kv = KVCache(settings, num_pages)
         self._ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._waiting = WaitingQueue()
         self._running: dict[int, Req] = {}
@@ -73,8 +71,10 @@ class Scheduler:
         self._rows_out: list[TokenIDOut] = []
         self._arrivals = 0
         self._step = 0
+        self._flushes = CacheFlushes()
         self._draining = False
         self.drained = False
+        self.now = 0.0  # on the loop's clock, in seconds; the loop says it before each turn
         self.totals = Totals()
 
     # -- messages
@@ -92,6 +92,8 @@ class Scheduler:
                 return [self.stats(message.seq)]
             case DrainReq():
                 self._drain()
+            case FlushReq():
+                self._flushes.ask(message, self.now)
         return self._outputs()
 
     def _accept(self, message: TokenizedGenerateReq) -> None:
@@ -186,7 +188,7 @@ class Scheduler:
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
         """The request being chunked, then waiting ones in order until one does not fit."""
-        if self._chunked is None and not self._waiting:
+        if self._chunked is None and not (self._waiting and self._kv.rows.available):
             return []
         adder = PrefillAdder(
             self._kv,
@@ -318,6 +320,9 @@ class Scheduler:
             cached_tokens_total=self.totals.cached_tokens,
             generated_tokens_total=self.totals.generated_tokens,
             violations_total=self.totals.violations,
+            evicted_pages_total=self._kv.tree.evicted_total,
+            tree_nodes=self._kv.tree.num_nodes,
+            tree_pages=evictable + self._kv.tree.locked_pages,
         )
 
     def _row(self, req: Req, token_ids: tuple[int, ...], finish: Finish | None) -> TokenIDOut:
@@ -333,11 +338,21 @@ class Scheduler:
             )
         return TokenIDOut(req.rid, token_ids, finish, req.cached_tokens, opened)
 
+    def expire(self, now: float) -> list[ToDetokenizer]:
+        """Time goes on: returns what must be said because of it."""
+        self.now = now
+        return self._outputs()
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """What the prefix tree stored and removed since the last call; nothing unless wanted."""
+        return self._kv.events.take() if self._kv.events is not None else []
+
     def _outputs(self) -> list[ToDetokenizer]:
         messages: list[ToDetokenizer] = []
         if self._rows_out:
             messages.append(BatchTokenIDOut(self._rows_out))
             self._rows_out = []
+        messages += self._flushes.answer(self._kv, len(self._running), len(self._waiting), self.now)
         if self._draining and self.idle and not self.drained:
             self.drained = True
             messages.append(Drained())

@@ -4,13 +4,17 @@ Random prompts over shared prefixes, lengths around page, chunk, pool and contex
 stop matches before, between, during steps; in the end every answer equals the request alone.
 """
 
+from typing import get_args
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.hash_model import VOCAB
+from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
-from tokenloom.wire.messages import AbortReq, DrainReq, StopMatched, ToScheduler
+from tokenloom.wire.config import EvictionPolicy
+from tokenloom.wire.messages import AbortReq, DrainReq, FlushReq, StopMatched, ToScheduler
 
 PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]
 
@@ -24,22 +28,33 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         reuse=st.booleans(),
         ratio=st.sampled_from([0.01, 1.0]),
+        eviction=st.sampled_from(get_args(EvictionPolicy)),
+        events=st.booleans(),
     )
     def start(self, **options: object) -> None:
         options["pool_tokens"] = options.pop("pool")
         self.bench = Bench(**options)  # type: ignore[arg-type]
+        self.events = options["events"] and options["reuse"]
         self.draining = False
+        self.flushes = 0
+        self.now = 0.0
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
         tail=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=20),
         max_new=st.one_of(st.none(), st.integers(1, 60)),
-        ignore_eos=st.booleans(),
+        options=st.fixed_dictionaries(
+            {
+                "ignore_eos": st.booleans(),
+                "priority": st.integers(-1, 1),
+                "namespace": st.sampled_from(["", "a"]),
+            }
+        ),
     )
     def submit(
-        self, prefix: list[int], tail: list[int], max_new: int | None, ignore_eos: bool
+        self, prefix: list[int], tail: list[int], max_new: int | None, options: dict[str, object]
     ) -> None:
-        self.bench.submit(prefix + tail, max_new, ignore_eos=ignore_eos)
+        self.bench.submit(prefix + tail, max_new, **options)  # type: ignore[arg-type]
 
     @rule(times=st.integers(1, 5))
     def step(self, times: int) -> None:
@@ -66,13 +81,29 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         self.draining = True
         self.bench.send(DrainReq())
 
+    @rule(timeout=st.sampled_from([0.0, 1.0]))
+    def flush(self, timeout: float) -> None:
+        self.flushes += 1
+        self.bench.send(FlushReq(self.flushes, timeout))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.bench.expire(self.now)
+
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
         bench = self.bench
         bench.run()
+        if self.events:
+            replica = Replica(bench.scheduler._kv.page_size)
+            replica.apply(bench.scheduler.take_kv_events())
+            assert replica.prefixes == in_tree(bench)
         assert set(bench.finishes) == set(bench.requests), "each request ends exactly once"
         assert bench.drained == self.draining
+        seqs = sorted(answer.seq for answer in bench.flushed)
+        assert seqs == list(range(1, self.flushes + 1)), "each flush is answered exactly once"
         for rid, finish in bench.finishes.items():
             got = bench.answers.get(rid, [])
             if finish.reason == "length" or finish.matched is not None:

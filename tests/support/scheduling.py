@@ -7,12 +7,13 @@ from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
 
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchTokenIDOut,
     Drained,
     Finish,
+    FlushOut,
     ToDetokenizer,
     TokenizedGenerateReq,
     ToScheduler,
@@ -36,6 +37,8 @@ class Bench:
         max_prefill: int = 4096,
         reuse: bool = True,
         ratio: float = 1.0,
+        eviction: EvictionPolicy = "lru",
+        events: bool = False,
     ) -> None:
         settings = SchedulingConfig(
             max_running_requests=max_running,
@@ -45,6 +48,8 @@ class Bench:
             page_size=page_size,
             schedule_conservativeness=ratio,
             disable_radix_cache=not reuse,
+            eviction_policy=eviction if reuse else "lru",
+            kv_events="inproc://events" if events and reuse else None,
         )
         num_pages = pool_tokens // page_size + 1
         limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}))
@@ -62,17 +67,31 @@ class Bench:
         self.cached: dict[int, int] = {}
         self.order: list[int] = []  # rids by first token
         self.drained = False
+        self.flushed: list[FlushOut] = []
 
-    def submit(self, prompt: Sequence[int], max_new: int | None = 8, **sampling: object) -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new: int | None = 8,
+        *,
+        priority: int = 0,
+        namespace: str = "",
+        **sampling: object,
+    ) -> int:
         rid = len(self.requests) + 1
         params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
-        request = TokenizedGenerateReq(rid, array("i", prompt).tobytes(), params)
+        ids = array("i", prompt).tobytes()
+        request = TokenizedGenerateReq(rid, ids, params, priority, namespace=namespace)
         self.requests[rid] = request
         self.send(request)
         return rid
 
     def send(self, message: ToScheduler) -> None:
         self._note(self.scheduler.handle(message))
+        self.scheduler.check()
+
+    def expire(self, now: float) -> None:
+        self._note(self.scheduler.expire(now))
         self.scheduler.check()
 
     def abort(self, rid: int) -> None:
@@ -132,7 +151,9 @@ class Bench:
             if isinstance(message, Drained):
                 assert not self.drained
                 self.drained = True
-            assert isinstance(message, BatchTokenIDOut | Drained)
+            if isinstance(message, FlushOut):
+                self.flushed.append(message)
+            assert isinstance(message, BatchTokenIDOut | Drained | FlushOut)
             for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
                 assert row.rid not in self.finishes, f"request {row.rid} goes on after its end"
                 first = row.rid not in self.answers

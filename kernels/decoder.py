@@ -11,6 +11,7 @@ once a step. Called by models/packed.py.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -57,6 +58,16 @@ class DecoderWeights:
     final_norm: torch.Tensor
 
 
+class Adapter(Protocol):
+    """See decoder_adapter.py."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def struct(self) -> native.LoraAdapter: ...
+
+
 @dataclass(slots=True, frozen=True)
 class DecoderStep:
     """Columns over requests, as in ForwardBatch; all int32."""
@@ -67,6 +78,7 @@ class DecoderStep:
     page_table: torch.Tensor  # [rows, pages] int32
     input_ids: Ints  # [T]
     samples: Ints  # [S] into T
+    adapters: Sequence[Adapter | None] = ()  # of each request; or empty: none in the step
 
 
 def cache_width(head_dim: int, dtype: torch.dtype) -> int:
@@ -147,6 +159,10 @@ class Decoder:
         # Rows whose distance is a power of two would share cache sets.
         padded = self._shape.vocab + native.BLOCK
         logits = torch.empty(len(step.samples), padded)[:, : self._shape.vocab]
+        used = [one for one in step.adapters if one is not None]
+        adapters = (ctypes.c_void_p * len(step.adapters))(
+            *(None if one is None else ctypes.addressof(one.struct) for one in step.adapters)
+        )
         native_step = native.Step(
             len(step.rows),
             len(step.input_ids),
@@ -160,6 +176,8 @@ class Decoder:
             step.samples.ctypes.data,
             logits.data_ptr(),
             padded,
+            ctypes.addressof(adapters) if used else None,
+            max((one.rank for one in used), default=0),
         )
         self._library.tl_engine_forward(self._engine, ctypes.byref(native_step))
         return logits

@@ -4,11 +4,13 @@ Synchronous: one step at a time, messages between steps, asleep when there is no
 decision is made here.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from ..wire.kv_events import KVEvent
 from ..wire.messages import ToDetokenizer, ToScheduler
 from .core.scheduler import Scheduler
 from .step_log import StepLog
@@ -32,11 +34,16 @@ class Runner(Protocol):
     def run(self, batch: ModelWorkerBatch) -> BatchResult: ...
 
 
+class KVEvents(Protocol):
+    def publish(self, events: list[KVEvent]) -> None: ...
+
+
 def event_loop(
     scheduler: Scheduler,
     runner: Runner,
     inbox: Inbox,
     out: Out,
+    kv_events: KVEvents | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Serves until the scheduler has drained."""
@@ -53,16 +60,19 @@ def event_loop(
             result = runner.run(batch)
             _send(out, scheduler.process_batch_result(result))
             step_log.after(batch)
+        if kv_events is not None:
+            kv_events.publish(scheduler.take_kv_events())
 
 
 def _receive(scheduler: Scheduler, inbox: Inbox, stalled: bool) -> list[ToScheduler]:
-    """What has arrived; when idle, wait for something and audit the books meanwhile."""
+    """What has arrived; when idle, wait for something, audit the books and clean up meanwhile."""
     if not scheduler.idle:
         return inbox.receive(STALLED_MS if stalled else 0)
     messages = inbox.receive(IDLE_CHECK_MS)
     if messages:
         return messages
     scheduler.on_idle(log.error)
+    gc.collect()
     return inbox.receive(None)
 
 

@@ -3,6 +3,7 @@
 Called by __main__.py through run_child. Decides nothing.
 """
 
+import gc
 import logging
 
 import msgspec
@@ -12,13 +13,16 @@ from ..model_files.config import read_eos_token_ids
 from ..wire import codec
 from ..wire.channel import Mailbox, Outbox
 from ..wire.child import ChildLife
-from ..wire.config import SchedulerConfig
+from ..wire.config import SchedulerConfig, SchedulingConfig
 from ..wire.messages import SchedulerInfo, SchedulerReady
 from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
+from .kv_event_publisher import KVEventPublisher
 from .runner.loading import make_model_runner
 from .runner.model_runner import ModelRunner
+
+NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +43,27 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
         eos_token_ids=frozenset(eos),
     )
     scheduler = Scheduler(config.scheduling, limits, runner.num_pages)
+    kv_events = _kv_events(context, config.scheduling)
     outbox.send(SchedulerReady(info))
     life.ready()
-    event_loop(scheduler, runner, mailbox, outbox)
+    # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
+    # 100,000 nodes: the loop asks for one when it is idle.
+    gc.set_threshold(*gc.get_threshold()[:2], NEVER)
+    event_loop(scheduler, runner, mailbox, outbox, kv_events)
+    if kv_events is not None:
+        kv_events.close()
     mailbox.close()
     outbox.close()
     context.term()
     return 0
+
+
+def _kv_events(
+    context: "zmq.Context[zmq.Socket[bytes]]", scheduling: SchedulingConfig
+) -> KVEventPublisher | None:
+    if scheduling.kv_events is None:
+        return None
+    return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
 
 
 def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) -> SchedulerInfo:

@@ -42,7 +42,8 @@ class StepLog:
         stats = self._scheduler.stats()
         log.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
-            "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f",
+            "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f, "
+            "cache hit rate: %.2f, #evicted-page: %d, #tree-node: %d, #tree-page: %d",
             len(opened),
             new_tokens,
             cached,
@@ -50,6 +51,10 @@ class StepLog:
             stats.running,
             stats.waiting,
             new_tokens / max(now - self._prefill_since, 1e-9),
+            stats.cached_tokens_total / max(stats.prompt_tokens_total, 1),
+            stats.evicted_pages_total,
+            stats.tree_nodes,
+            stats.tree_pages,
         )
         self._prefill_since = now
 

@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "kernels": set(),
     "client": {"wire"},
     "bench": {"wire", "client", "model_files"},
+    "bench.core_ops": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     # These run models themselves; the rest of bench sees servers from outside.
     "bench.quality": {
         "bench",

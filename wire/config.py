@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
@@ -109,6 +111,21 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_radix_cache: Annotated[bool, Meta(description="no prefix reuse between requests")] = (
         False
     )
+    eviction_policy: Annotated[
+        EvictionPolicy,
+        Meta(
+            description="which cached prefix goes first when pages are needed",
+            extra={"aliases": ["--radix-eviction-policy"]},
+        ),
+    ] = "lru"
+    kv_events: Annotated[
+        str | None,
+        Meta(description="address where changes of the prefix cache are published"),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        Meta(description="address where published changes can be asked for again"),
+    ] = None
     admission: Annotated[
         Literal["ratio", "quantile"],
         Meta(
@@ -260,4 +277,11 @@ def contradiction(scheduling: SchedulingConfig) -> str | None:
     ):
         if tokens < page:
             return f"{flag} {tokens} is less than one page (--page-size {page})"
+    if scheduling.kv_events_replay and not scheduling.kv_events:
+        return "--kv-events-replay has nothing to replay without --kv-events"
+    if scheduling.disable_radix_cache:
+        if scheduling.eviction_policy != "lru":
+            return f"--eviction-policy {scheduling.eviction_policy} with --disable-radix-cache"
+        if scheduling.kv_events:
+            return "--kv-events has nothing to publish with --disable-radix-cache"
     return None

@@ -72,6 +72,26 @@ class Step(ctypes.Structure):
         ("page_table_stride", c_int64),
         *((name, c_void_p) for name in ("input_ids", "samples", "logits")),
         ("logits_stride", c_int64),
+        ("adapters", c_void_p),
+        ("max_rank", c_int32),
+    ]
+
+
+class LoraPart(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("a", "b")),
+        *((name, c_int32) for name in ("rank", "first_block", "block_step", "num_blocks")),
+    ]
+
+
+class LoraLinear(ctypes.Structure):
+    _fields_ = [("parts", LoraPart * 3)]
+
+
+class LoraAdapter(ctypes.Structure):
+    _fields_ = [
+        ("linears", POINTER(LoraLinear)),
+        *((name, LoraLinear) for name in ("head", "embedding")),
     ]
 
 

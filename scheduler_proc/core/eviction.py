@@ -1,52 +1,124 @@
-"""Which unlocked leaf of the prefix tree goes first: the least recently used.
+"""Which unlocked leaf of the prefix tree goes first: one heap, and one small key per policy.
 
-A heap with lazy deletion: an entry counts only while its leaf is still evictable and unused since.
-Taking k of n leaves costs O(k log n), never a walk of the tree. Used by core/radix_cache.py. PURE.
+The heap deletes lazily: an entry counts only while it is its leaf's latest and the leaf can be
+evicted. What a key is made of changes only while a leaf is locked or by eviction itself, and after
+both it is pushed again. Taking k of n leaves costs O(k log n). Used by core/radix_cache.py. PURE.
 """
 
 import heapq
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
+
+from ...wire.config import EvictionPolicy
 
 
 class Leaf(Protocol):
-    uid: int
+    start: int  # pages above it
+    pages: list[int]
+    created: int
     last_use: int
+    hits: int
+    priority: int
+    clock: float
+    pushed: int
 
     def is_evictable_leaf(self) -> bool: ...
 
 
 L = TypeVar("L", bound=Leaf)
+Key = tuple[float, float]
 _SLACK = 64
 
+# The context that costs a token as much work as the weights do: about six times the model's width
+# (12 L d^2 weights against 2 L d for each token attended to), so this is a width of some 700.
+EQUAL_COST_TOKENS = 4096
 
-class LRUOrder(Generic[L]):
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, L]] = []
+
+def _lru(leaf: Leaf) -> Key:
+    """The least recently used goes first."""
+    return (leaf.last_use, 0)
+
+
+def _lfu(leaf: Leaf) -> Key:
+    """The one found by the fewest requests goes first, of equals the least recently used."""
+    return (leaf.hits, leaf.last_use)
+
+
+def _slru(leaf: Leaf) -> Key:
+    """What no request has found again goes before what was found, either by last use."""
+    return (leaf.hits > 0, leaf.last_use)
+
+
+def _fifo(leaf: Leaf) -> Key:
+    """The first to come goes first."""
+    return (leaf.created, 0)
+
+
+def _priority(leaf: Leaf) -> Key:
+    """The one used by the lowest priorities goes first, of equals the least recently used."""
+    return (leaf.priority, leaf.last_use)
+
+
+def _cost(leaf: Leaf, page_size: int) -> Key:
+    """What is cheapest to compute again goes first; each eviction ages all that lie unused."""
+    context = (leaf.start + len(leaf.pages)) * page_size
+    return (leaf.clock + 1 + context / EQUAL_COST_TOKENS, leaf.last_use)
+
+
+def _key_of(policy: EvictionPolicy, page_size: int) -> Callable[[Leaf], Key]:
+    keys: dict[EvictionPolicy, Callable[[Leaf], Key]] = {
+        "lru": _lru,
+        "lfu": _lfu,
+        "slru": _slru,
+        "fifo": _fifo,
+        "priority": _priority,
+        "cost": partial(_cost, page_size=page_size),
+    }
+    return keys[policy]
+
+
+class EvictionOrder(Generic[L]):
+    """`clock` is GreedyDual's: what the last leaf taken was worth. Only the `cost` key reads it."""
+
+    def __init__(self, policy: EvictionPolicy, page_size: int) -> None:
+        self._key = _key_of(policy, page_size)
+        self._heap: list[tuple[float, float, int, L]] = []  # key, push, leaf
         self._limit = _SLACK
         self._pushes = 0  # ties break by it, so that leaves themselves are never compared
+        self.clock = 0.0
 
     def push(self, leaf: L) -> None:
-        """Call whenever a node becomes an evictable leaf, and when one has been used."""
+        """Call whenever a node becomes an evictable leaf, and when such a leaf has changed."""
         self._pushes += 1
-        heapq.heappush(self._heap, (leaf.last_use, self._pushes, leaf))
+        leaf.pushed = self._pushes
+        heapq.heappush(self._heap, (*self._key(leaf), self._pushes, leaf))
         if len(self._heap) > self._limit:
             self._compact()
 
     def pop(self) -> L | None:
         """The next leaf to evict, taken out of the order; None if there is none."""
         while self._heap:
-            last_use, _, leaf = heapq.heappop(self._heap)
-            if last_use == leaf.last_use and leaf.is_evictable_leaf():
-                return leaf
+            entry = heapq.heappop(self._heap)
+            if _counts(entry):
+                self.clock = max(self.clock, entry[0])
+                return entry[3]
         return None
+
+    def clear(self) -> None:
+        self._heap, self._limit = [], _SLACK
+
+    def live(self) -> int:
+        """How many leaves are in the order. For conservation checks."""
+        return sum(map(_counts, self._heap))
 
     def _compact(self) -> None:
         """Drop stale entries; the next time comes after as many pushes as entries are left."""
-        live = {
-            leaf.uid: (last_use, push, leaf)
-            for last_use, push, leaf in self._heap
-            if last_use == leaf.last_use and leaf.is_evictable_leaf()
-        }
-        self._heap = list(live.values())
+        self._heap = list(filter(_counts, self._heap))
         heapq.heapify(self._heap)
         self._limit = 2 * len(self._heap) + _SLACK
+
+
+def _counts(entry: tuple[float, float, int, L]) -> bool:
+    _, _, push, leaf = entry
+    return push == leaf.pushed and leaf.is_evictable_leaf()

@@ -8,27 +8,24 @@ them already, are noted for the runner, which keeps a copy of the page table. PU
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from ...wire.config import SchedulingConfig
 from .faults import Faults
 from .kv_allocator import PoolError, ReqToTokenPool, TokenToKVPoolAllocator
+from .kv_events import KVEventLog
 from .radix_cache import ID_BYTES, Match, RadixCache, TreeNode
 from .req import Req, ReqKV
 
 
 class KVCache:
     def __init__(
-        self,
-        *,
-        num_pages: int,
-        page_size: int,
-        num_rows: int,
-        reuse: bool,
-        faults: Faults | None = None,
+        self, settings: SchedulingConfig, num_pages: int, faults: Faults | None = None
     ) -> None:
-        self.page_size = page_size
+        self.page_size = settings.page_size
         self.pages = TokenToKVPoolAllocator(num_pages)
-        self.rows = ReqToTokenPool(num_rows)
-        self.tree = RadixCache(page_size)
-        self._reuse = reuse
+        self.rows = ReqToTokenPool(settings.max_running_requests)
+        self.events = KVEventLog(self.page_size) if settings.kv_events else None
+        self.tree = RadixCache(self.page_size, settings.eviction_policy, self.events)
+        self._reuse = not settings.disable_radix_cache
         self._faults = faults or Faults()
         self._imagined = 0  # pages that count as reachable while a release is only imagined
         self._news: list[tuple[int, int, int]] = []
@@ -44,11 +41,7 @@ class KVCache:
 
     def locked_by(self, match: Match) -> int:
         """How many of its pages eviction could free now and could not once it is locked."""
-        count, node = 0, match.node
-        while node.parent is not None and not node.lock_count:
-            count += len(node.pages)
-            node = node.parent
-        return count
+        return self.tree.unlocked_pages(match)
 
     @contextmanager
     def as_if_released(self, reqs: Iterable[Req]) -> Iterator[None]:
@@ -71,20 +64,22 @@ class KVCache:
         return -(-num_tokens // self.page_size)
 
     def match(self, req: Req) -> Match:
-        """The request's longest cached prefix, at most all but one of its tokens."""
-        if req.match is None or req.match.version != self.tree.version:
+        """The request's longest cached prefix, at most all but one of its tokens.
+
+        Looked up again only after the tree has changed where the last look ended.
+        """
+        if req.match is None or not req.match.is_fresh:
             whole = (len(req.ids) - 1) // self.page_size * self.page_size
             key = b"" if self._faults.misses() or not self._reuse else req.ids[:whole].tobytes()
-            req.match = self.tree.match(key)
+            req.match = self.tree.match(key, req.namespace.encode())
         return req.match
 
     def admit(self, req: Req, match: Match) -> None:
         """Give the request a row and lock its matched prefix. Needs a free row, a fresh match."""
-        assert match.version == self.tree.version
-        self.tree.lock(match.node)
+        node = self.tree.lock(match, req.priority)
         (row,) = self.rows.alloc(1)
-        computed = len(match.pages) * self.page_size
-        req.kv = ReqKV(row, list(match.pages), len(match.pages), match.node, computed)
+        computed = match.num_pages * self.page_size
+        req.kv = ReqKV(row, match.pages, match.num_pages, node, computed)
         req.match = None  # the request will outgrow it
         self._note(req.kv, 0)
 
@@ -131,9 +126,8 @@ class KVCache:
         first = kv.tree_pages
         key = req.ids[first * self.page_size : full * self.page_size].tobytes()
         assert len(key) == (full - first) * self.page_size * ID_BYTES
-        inserted = self.tree.insert(kv.node, key, kv.pages[first:full])
-        self.tree.lock(inserted.node)
-        self.tree.unlock(kv.node)
+        namespace = req.namespace.encode()
+        inserted = self.tree.insert(kv.node, key, kv.pages[first:full], namespace, req.priority)
         kv.node, kv.tree_pages = inserted.node, full
         if inserted.duplicates:
             self.pages.free(inserted.duplicates)
@@ -154,6 +148,12 @@ class KVCache:
         self.tree.unlock(kv.node)
         self.rows.free([kv.row])
         req.kv = None
+
+    def flush(self) -> int:
+        """Forget all cached prefixes, while no request holds any; returns how many pages."""
+        pages = self.tree.clear()
+        self.pages.free(pages)
+        return len(pages)
 
     def take_new_pages(self) -> list[tuple[int, int, int]]:
         """(row, index, page) entries since the last call, in the order in which they happened."""

@@ -40,7 +40,7 @@ class PrefillAdder:
 
     def has_budget_for(self, req: Req) -> bool:
         """The step has tokens left for a first piece of a waiting request."""
-        cached = len(self._kv.match(req).pages) * self._kv.page_size
+        cached = self._kv.match(req).num_pages * self._kv.page_size
         return self._piece(cached, len(req.ids)) > 0
 
     def add_new(self, req: Req) -> bool:

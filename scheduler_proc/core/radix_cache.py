@@ -1,28 +1,42 @@
 """RadixCache: a compressed trie over pages of token ids that says which KV pages hold which prefix.
 
 Owned by core/kv_cache.py, the only caller. Keys are the int32 bytes of whole pages of ids, so runs
-are compared as memory. The tree owns the pages in its nodes but never touches the allocator: evict
-returns the pages that the caller gives back. PURE.
+are compared as memory. Namespaces part at the root and share nothing. The tree owns the pages in
+its nodes but never touches the allocator: evict returns the pages that the caller gives back. PURE.
 """
 
 from dataclasses import dataclass, field
 
-from .eviction import LRUOrder
+from ...wire.config import EvictionPolicy
+from .eviction import EvictionOrder
+from .kv_events import KVEventLog
 
 ID_BYTES = 4
 
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of pages below `parent`. `lock_count` requests read this node or a node under it."""
+    """A run of pages below `parent`. `lock_count` requests read this node or a node under it.
+
+    `version` changes whenever a match that ends here may have become longer or shorter.
+    """
 
     uid: int
+    edge: bytes  # its key in parent.children: its first page, below the root behind the namespace
     key: bytes
     pages: list[int]
     parent: "TreeNode | None"
-    children: dict[bytes, "TreeNode"] = field(default_factory=dict)
+    start: int  # pages above it
+    created: int
+    priority: int  # the highest of the requests that used it
+    hits: int = 0  # requests that found it here
+    last_use: int = 0  # tick of the last unlock
+    clock: float = 0.0  # the eviction order's, at that time
+    pushed: int = 0  # its latest entry in the eviction order
+    version: int = 0
     lock_count: int = 0
-    last_use: int = 0
+    children: dict[bytes, "TreeNode"] = field(default_factory=dict)
+    hashes: list[int] = field(default_factory=list)  # of its pages, where events are recorded
 
     def is_evictable_leaf(self) -> bool:
         return not self.lock_count and not self.children and self.parent is not None
@@ -30,11 +44,26 @@ class TreeNode:
 
 @dataclass(slots=True, frozen=True)
 class Match:
-    """A longest cached prefix, true for one `version` of the tree."""
+    """The longest cached prefix of something: it ends in `node`, maybe before that node's end."""
 
-    version: int
     node: TreeNode
-    pages: list[int]
+    run: bytes  # the node's key when it was looked up: whatever changes a run makes a new one
+    edge: bytes  # the child that would have made the match longer, empty where none could
+    num_pages: int
+
+    @property
+    def is_fresh(self) -> bool:
+        """Still the longest: nothing has changed in the tree where this ends."""
+        return self.run is self.node.key and self.edge not in self.node.children
+
+    @property
+    def pages(self) -> list[int]:
+        runs: list[list[int]] = []
+        step: TreeNode | None = self.node
+        while step is not None:
+            runs.append(step.pages)
+            step = step.parent
+        return [page for run in reversed(runs) for page in run][: self.num_pages]
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,94 +76,156 @@ class Inserted:
 class RadixCache:
     """`evictable_pages` and `locked_pages` sum to the pages in the tree."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        policy: EvictionPolicy = "lru",
+        events: KVEventLog | None = None,
+    ) -> None:
         self._page_bytes = page_size * ID_BYTES
+        self._order: EvictionOrder[TreeNode] = EvictionOrder(policy, page_size)
+        self._events = events
         self._tick = 0
         self._uids = 0
-        self._order: LRUOrder[TreeNode] = LRUOrder()
-        self.root = TreeNode(0, b"", [], None)
-        self.version = 0  # changes whenever a match may have become longer or shorter
+        self.root = TreeNode(0, b"", b"", [], None, start=0, created=0, priority=0)
+        self.num_nodes = 0
         self.evictable_pages = 0
         self.locked_pages = 0
+        self.evicted_total = 0  # pages, since the start
 
-    def match(self, key: bytes) -> Match:
-        """The longest prefix of `key` in the tree; counts as a use of it."""
+    def match(self, key: bytes, namespace: bytes = b"") -> Match:
+        """The longest prefix of `key` in the tree. A mere look: it changes nothing."""
+        page_bytes = self._page_bytes
         node, done = self.root, 0
-        pages: list[int] = []
-        while child := node.children.get(key[done : done + self._page_bytes]):
-            common = self._common_pages(child.key, key, done)
-            if common < len(child.pages):
-                child = self._split(child, common)
-            self._touch(child)
-            pages += child.pages
-            done += len(child.key)
+        edge = namespace + key[:page_bytes] if key else b""
+        while child := node.children.get(edge):
             node = child
-        return Match(self.version, node, pages)
+            run = node.key
+            if not key.startswith(run, done):
+                done += self._common_bytes(run, key, done)
+                edge = b""
+                break
+            done += len(run)
+            edge = key[done : done + page_bytes]
+        return Match(node, node.key, edge, done // page_bytes)
 
-    def insert(self, node: TreeNode, key: bytes, pages: list[int]) -> Inserted:
-        """Add a run of whole pages below `node`. The tree takes them, except the duplicates."""
+    def lock(self, match: Match, priority: int = 0) -> TreeNode:
+        """A request uses a fresh match: what it covers stays until the node returned is unlocked.
+
+        A match that ends inside a node cuts it there.
+        """
+        assert match.is_fresh
+        node = match.node
+        if match.num_pages < node.start + len(node.pages):
+            node = self._split(node, match.num_pages - node.start)
+        step = node
+        while step.parent is not None:
+            self._use(step, priority)
+            step = step.parent
+        return node
+
+    def unlocked_pages(self, match: Match) -> int:
+        """How many pages of a fresh match eviction could take at present."""
+        node, end, count = match.node, match.num_pages, 0
+        while node.parent is not None and not node.lock_count:
+            count += end - node.start
+            node, end = node.parent, node.start
+        return count
+
+    def insert(
+        self,
+        node: TreeNode,
+        key: bytes,
+        pages: list[int],
+        namespace: bytes = b"",
+        priority: int = 0,
+    ) -> Inserted:
+        """Add a run of whole pages below `node`, where the caller's lock is; it moves to the end.
+
+        The tree takes the pages, except the duplicates.
+        """
+        if node.lock_count == 1 and not node.hits and not node.children and key:
+            self._extend(node, key, pages)
+            return Inserted(node, pages, [])
         owned: list[int] = []
         done = 0
+        edge = (b"" if node.parent else namespace) + key[: self._page_bytes]
         while done < len(key):
-            child = node.children.get(key[done : done + self._page_bytes])
+            child = node.children.get(edge)
             if child is None:
-                child = self._attach(node, key[done:], pages[len(owned) :])
+                child = self._attach(node, edge, key[done:], pages[len(owned) :], priority)
             else:
-                common = self._common_pages(child.key, key, done)
-                if common < len(child.pages):
-                    child = self._split(child, common)
-            self._touch(child)
+                common = self._common_bytes(child.key, key, done)
+                if common < len(child.key):
+                    child = self._split(child, common // self._page_bytes)
+                self._use(child, priority)
             owned += child.pages
             done += len(child.key)
+            edge = key[done : done + self._page_bytes]
             node = child
+        if owned == pages:
+            return Inserted(node, owned, [])
         duplicates = [page for page, kept in zip(pages, owned, strict=True) if page != kept]
         return Inserted(node, owned, duplicates)
 
-    def lock(self, node: TreeNode) -> None:
-        """Keep `node` and all above it from eviction until a matching unlock."""
-        step: TreeNode | None = node
-        while step is not None and step is not self.root:
-            if step.lock_count == 0:
-                self.evictable_pages -= len(step.pages)
-                self.locked_pages += len(step.pages)
-            step.lock_count += 1
-            step = step.parent
-
     def unlock(self, node: TreeNode) -> None:
-        step: TreeNode | None = node
-        while step is not None and step is not self.root:
-            if step.lock_count <= 0:
-                raise RuntimeError(f"tree node {step.uid} was unlocked more often than locked")
-            step.lock_count -= 1
-            if step.lock_count == 0:
-                self.evictable_pages += len(step.pages)
-                self.locked_pages -= len(step.pages)
-                if not step.children:
-                    self._order.push(step)
-            step = step.parent
+        """The request that locked `node` leaves it. Only now does its use end, so it counts now."""
+        self._tick += 1
+        while (parent := node.parent) is not None:
+            if node.lock_count <= 0:
+                raise RuntimeError(f"tree node {node.uid} was unlocked more often than locked")
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self.evictable_pages += len(node.pages)
+                self.locked_pages -= len(node.pages)
+                node.last_use, node.clock = self._tick, self._order.clock
+                if not node.children:
+                    self._order.push(node)
+            node = parent
 
     def evict(self, count: int) -> list[int]:
-        """Drop at least min(count, evictable) pages, least recently used first; returns them.
+        """Drop min(count, evictable) pages in the policy's order; returns them in that order.
 
         A long leaf loses only as many pages from its end as are needed.
         """
         evicted: list[int] = []
+        hashes: list[int] = []
         while len(evicted) < count and (leaf := self._order.pop()):
             keep = max(0, len(leaf.pages) - (count - len(evicted)))
-            evicted += leaf.pages[keep:]
+            evicted += reversed(leaf.pages[keep:])
+            hashes += reversed(leaf.hashes[keep:])
+            leaf.version += 1
             if keep:
                 del leaf.pages[keep:]
+                del leaf.hashes[keep:]
                 leaf.key = leaf.key[: keep * self._page_bytes]
                 self._order.push(leaf)
             else:
                 self._detach(leaf)
-        if evicted:
-            self.evictable_pages -= len(evicted)
-            self.version += 1
+        self.evictable_pages -= len(evicted)
+        self.evicted_total += len(evicted)
+        if self._events is not None and hashes:
+            self._events.removed(hashes)
         return evicted
 
+    def clear(self) -> list[int]:
+        """Forget everything; returns all pages. Nothing may be locked."""
+        if self.locked_pages:
+            raise RuntimeError(f"{self.locked_pages} pages of the tree are in use")
+        pages: list[int] = []
+        for node in self.nodes():
+            pages += node.pages
+            node.version += 1
+            node.parent, node.key, node.children = None, b"", {}
+        self.root.children = {}
+        self._order.clear()
+        self.num_nodes = self.evictable_pages = 0
+        if self._events is not None:
+            self._events.cleared()
+        return pages
+
     def nodes(self) -> list[TreeNode]:
-        """All nodes but the root. For conservation checks."""
+        """All nodes but the root."""
         found: list[TreeNode] = []
         todo = [self.root]
         while todo:
@@ -143,53 +234,92 @@ class RadixCache:
             todo += children
         return found
 
-    def _common_pages(self, run: bytes, key: bytes, start: int) -> int:
-        """How many whole pages `run` and `key[start:]` share; at least one (the child's key)."""
+    def leaves_in_order(self) -> int:
+        """For conservation checks."""
+        return self._order.live()
+
+    def _common_bytes(self, run: bytes, key: bytes, start: int) -> int:
+        """How far `run` and `key[start:]` agree, in whole pages; one at least (the edge)."""
+        if key.startswith(run, start):
+            return len(run)
         page_bytes = self._page_bytes
-        limit = min(len(run), len(key) - start) // page_bytes
-        if run[: limit * page_bytes] == key[start : start + limit * page_bytes]:
-            return limit
-        low, high = 1, limit  # run and key agree on `low` pages and differ within `high`
+        low = 1  # run and key agree on `low` pages and differ within `high`
+        high = min(len(run), len(key) - start) // page_bytes + 1
         while high - low > 1:
             middle = (low + high) // 2
-            first, last = low * page_bytes, middle * page_bytes
-            if run[first:last] == key[start + first : start + last]:
+            if key.startswith(
+                run[low * page_bytes : middle * page_bytes], start + low * page_bytes
+            ):
                 low = middle
             else:
                 high = middle
-        return low
+        return low * page_bytes
 
     def _split(self, node: TreeNode, count: int) -> TreeNode:
-        """Cut `node` after `count` pages. It stays the lower part: whoever holds it still does."""
+        """Cut `node` after `count` pages. It stays the lower part: whoever holds it still does.
+
+        The caller uses the upper part at once, so that its last use is still to come.
+        """
         parent = node.parent
         assert parent is not None
         cut = count * self._page_bytes
-        self._uids += 1
-        upper = TreeNode(self._uids, node.key[:cut], node.pages[:count], parent)
-        upper.lock_count, upper.last_use = node.lock_count, node.last_use
-        node.key, node.pages, node.parent = node.key[cut:], node.pages[count:], upper
-        upper.children[node.key[: self._page_bytes]] = node
-        parent.children[upper.key[: self._page_bytes]] = upper
+        upper = self._make(parent, node.edge, node.key[:cut], node.pages[:count], node.priority)
+        upper.created, upper.hits, upper.lock_count = node.created, node.hits, node.lock_count
+        upper.hashes = node.hashes[:count]
+        node.key, node.pages, node.hashes = node.key[cut:], node.pages[count:], node.hashes[count:]
+        node.edge, node.parent = node.key[: self._page_bytes], upper
+        node.start += count
+        node.version += 1
+        upper.children[node.edge] = node
         return upper
 
-    def _attach(self, parent: TreeNode, key: bytes, pages: list[int]) -> TreeNode:
+    def _attach(
+        self, parent: TreeNode, edge: bytes, key: bytes, pages: list[int], priority: int
+    ) -> TreeNode:
+        """A new leaf, locked by the one who brought it."""
+        node = self._make(parent, edge, key, pages, priority)
+        node.lock_count = 1
+        self.locked_pages += len(pages)
+        parent.version += 1
+        if self._events is not None:
+            last = parent.hashes[-1] if parent.hashes else None
+            node.hashes = self._events.stored(last, edge[: -self._page_bytes], key)
+        return node
+
+    def _extend(self, node: TreeNode, key: bytes, pages: list[int]) -> None:
+        """A leaf that only its maker has ever used grows, so pieces of a prompt are one node."""
+        if self._events is not None:
+            node.hashes += self._events.stored(node.hashes[-1], b"", key)
+        node.key += key
+        node.pages += pages
+        node.version += 1
+        self.locked_pages += len(pages)
+
+    def _make(
+        self, parent: TreeNode, edge: bytes, key: bytes, pages: list[int], priority: int
+    ) -> TreeNode:
         self._uids += 1
-        node = TreeNode(self._uids, key, pages, parent)
-        parent.children[key[: self._page_bytes]] = node
-        self.evictable_pages += len(pages)
-        self.version += 1
+        self._tick += 1
+        self.num_nodes += 1
+        start = parent.start + len(parent.pages)
+        node = TreeNode(self._uids, edge, key, pages, parent, start, self._tick, priority)
+        parent.children[edge] = node
         return node
 
     def _detach(self, leaf: TreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
-        del parent.children[leaf.key[: self._page_bytes]]
-        leaf.parent, leaf.pages = None, []
+        del parent.children[leaf.edge]
+        self.num_nodes -= 1
+        leaf.parent, leaf.key, leaf.pages = None, b"", []
         if parent.is_evictable_leaf():
             self._order.push(parent)
 
-    def _touch(self, node: TreeNode) -> None:
-        self._tick += 1
-        node.last_use = self._tick
-        if node.is_evictable_leaf():
-            self._order.push(node)
+    def _use(self, node: TreeNode, priority: int) -> None:
+        if node.lock_count == 0:
+            self.evictable_pages -= len(node.pages)
+            self.locked_pages += len(node.pages)
+        node.lock_count += 1
+        node.hits += 1
+        if priority > node.priority:
+            node.priority = priority

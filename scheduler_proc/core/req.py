@@ -72,6 +72,7 @@ class Req:
     failed_allocations: int = 0
     admitted: bool = False  # ever
     announced: bool = False  # the detokenizer knows of it
+    namespace: str = ""  # cached prefixes are shared within one only
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     @property

@@ -43,7 +43,7 @@ class RatioReserve:
         self._room = kv.reachable_pages - sum(self._growth(req) for req in running)
 
     def take(self, req: Req, match: Match) -> bool:
-        found = len(match.pages) - self._kv.locked_by(match)  # its pages that others hold anyway
+        found = match.num_pages - self._kv.locked_by(match)  # its pages that others hold anyway
         if self._kv.pages_for(expected_tokens(req, 1.0)) - found > self._room:
             return False
         self._room -= self._kv.pages_for(expected_tokens(req, self._ratio)) - found
@@ -82,7 +82,7 @@ class ForecastReserve:
         self._add([(req, even * kv.pages_for(len(req.ids))) for req in running])
 
     def take(self, req: Req, match: Match) -> bool:
-        own = self._kv.pages_for(len(req.ids)) - len(match.pages) + self._kv.locked_by(match)
+        own = self._kv.pages_for(len(req.ids)) - match.num_pages + self._kv.locked_by(match)
         before = self._sure, self._limit, self._means.copy(), self._variances.copy()
         self._add([(req, own)])
         if own <= self._room and self._fits():

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...wire.config import SchedulingConfig, contradiction
+from ...wire.kv_events import KVEvent
 from ...wire.messages import (
     AbortReq,
     Drained,
     DrainReq,
     Finish,
+    FlushReq,
     StatsOut,
     StatsReq,
     StopMatched,
@@ -23,6 +25,7 @@ from ...wire.messages import (
 from ...wire.sampling import InvalidRequest
 from ..worker_batch import BatchResult, ModelWorkerBatch, RowOpen
 from .admission import Admission
+from .cache_flush import CacheFlushes
 from .conservation import check_conservation
 from .faults import Faults
 from .intake import Limits, make_req
@@ -62,13 +65,7 @@ class Scheduler:
             raise ValueError(problem)
         self._settings = settings
         self._limits = limits
-        self._kv = KVCache(
-            num_pages=num_pages,
-            page_size=settings.page_size,
-            num_rows=settings.max_running_requests,
-            reuse=not settings.disable_radix_cache,
-            faults=faults,
-        )
+        self._kv = KVCache(settings, num_pages, faults)
         self._faults = faults or Faults()
         self._admission = Admission(settings)
         self._waiting = WaitingQueue()
@@ -82,9 +79,10 @@ class Scheduler:
         self._rows_out = RowsOut()
         self._arrivals = 0
         self._step = 0
+        self._flushes = CacheFlushes()
         self._draining = False
-        self.now = 0.0  # seconds, as the loop has said last
         self.drained = False
+        self.now = 0.0  # on the loop's clock, in seconds; the loop says it before each turn
         self.totals = Totals()
 
     # -- messages
@@ -102,6 +100,8 @@ class Scheduler:
                 return [*self._outputs(), self.stats(message.seq)]
             case DrainReq():
                 self._drain()
+            case FlushReq():
+                self._flushes.ask(message, self.now)
         return self._outputs()
 
     def expire(self, now: float) -> list[ToDetokenizer]:
@@ -367,10 +367,18 @@ class Scheduler:
             cached_tokens_total=self.totals.cached_tokens,
             generated_tokens_total=self.totals.generated_tokens,
             violations_total=self.totals.violations,
+            evicted_pages_total=self._kv.tree.evicted_total,
+            tree_nodes=self._kv.tree.num_nodes,
+            tree_pages=evictable + self._kv.tree.locked_pages,
         )
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """What the prefix tree stored and removed since the last call; nothing unless wanted."""
+        return self._kv.events.take() if self._kv.events is not None else []
 
     def _outputs(self) -> list[ToDetokenizer]:
         messages: list[ToDetokenizer] = [*self._rows_out.take()]
+        messages += self._flushes.answer(self._kv, len(self._running), len(self._waiting), self.now)
         if self._draining and self.idle and not self.drained:
             self.drained = True
             messages.append(Drained())

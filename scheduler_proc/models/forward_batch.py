@@ -1,9 +1,11 @@
 """ForwardBatch: all that a model's forward sees of a step. Device tensors, built by the runner."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ...kernels.decoder_adapter import DecoderAdapter
 from ..worker_batch import ForwardMode
 
 
@@ -29,3 +31,4 @@ class ForwardBatch:
     logit_indices: torch.Tensor  # [S] int64 into T: the tokens whose logits are wanted
     k_cache: list[torch.Tensor]
     v_cache: list[torch.Tensor]
+    adapters: Sequence[DecoderAdapter | None] = ()  # of each request; empty: none in the step

@@ -34,7 +34,7 @@ class PackedLlama:
         self.weights = weights
         self._threads = threads
         self._decoder: Decoder | None = None  # made when the caches are known, at the first step
-        self._shape = DecoderShape(
+        self.shape = DecoderShape(
             hidden=spec.hidden_size,
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
@@ -57,7 +57,7 @@ class PackedLlama:
         """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
         if self._decoder is None:
             self._decoder = Decoder(
-                self._shape,
+                self.shape,
                 self.weights,
                 (batch.k_cache, batch.v_cache),
                 page_size=batch.page_size,
@@ -70,6 +70,7 @@ class PackedLlama:
             page_table=batch.page_table,
             input_ids=batch.input_ids.numpy().astype(np.int32),
             samples=batch.logit_indices.numpy().astype(np.int32),
+            adapters=batch.adapters,
         )
         return self._decoder.forward(step)
 

@@ -48,7 +48,8 @@ def start_as_many_as_fit(admission: Admission, kv: KVCache, prompt_len: int) -> 
 
 
 def cache(num_pages: int) -> KVCache:
-    return KVCache(num_pages=num_pages + 1, page_size=PAGE, num_rows=1000, reuse=True)
+    settings = SchedulingConfig(page_size=PAGE, max_running_requests=1000)
+    return KVCache(settings, num_pages + 1)
 
 
 def peak(prompt_len: int, ends: list[int]) -> int:

@@ -1,17 +1,22 @@
 """The scheduler process's loop over scripted messages, and the lines that it logs."""
 
+import gc
 import logging
 import re
+import weakref
 
 import pytest
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.event_loop import STALLED_MS, event_loop
+from tokenloom.wire.kv_events import AllBlocksCleared, BlockStored, KVEvent
 from tokenloom.wire.messages import (
     BatchTokenIDOut,
     Drained,
     DrainReq,
+    FlushOut,
+    FlushReq,
     StatsOut,
     StatsReq,
     ToDetokenizer,
@@ -64,6 +69,53 @@ def test_serves_sleeps_when_idle_and_drains() -> None:
     assert isinstance(sent[-1], Drained)
 
 
+class Published(list[KVEvent]):
+    def publish(self, events: list[KVEvent]) -> None:
+        self.extend(events)
+
+
+def test_cache_events_are_published_by_the_time_the_loop_sleeps() -> None:
+    bench = Bench(events=True)
+    published = Published()
+    script = Script([request(1, 3)], [], [], [FlushReq(1)], [DrainReq()])
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, script, sent, published)
+    stored, cleared = published
+    assert isinstance(stored, BlockStored)
+    assert stored.token_ids[:2] == [5, 6]
+    assert isinstance(cleared, AllBlocksCleared)
+    assert FlushOut(1, True, pages=1) in sent
+
+
+def test_garbage_is_collected_when_idle() -> None:
+    """While it serves, the loop's process makes no full collections."""
+
+    class Knot:
+        itself: "Knot"
+
+    knot = Knot()
+    knot.itself = knot
+    alive = weakref.ref(knot)
+    del knot
+    bench = Bench()
+    gc.disable()
+    try:
+        event_loop(bench.scheduler, bench.runner, Script([], [DrainReq()]), Sent())
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_the_loop_tells_the_time() -> None:
+    """A flush that may wait for an hour is not refused at once, one that may not is."""
+    bench = Bench()
+    flushes: list[ToScheduler] = [FlushReq(1, 3600.0), FlushReq(2, 0.0), FlushReq(3, 1e-9)]
+    sent = Sent()
+    event_loop(bench.scheduler, bench.runner, Script([request(1)], flushes, [DrainReq()]), sent)
+    answers = [message for message in sent if isinstance(message, FlushOut)]
+    assert [(answer.seq, answer.ok) for answer in answers] == [(2, False), (3, False), (1, True)]
+
+
 def test_a_broken_law_is_logged_when_idle(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.scheduler._kv.pages.alloc(1)
@@ -84,6 +136,7 @@ def test_the_lines_that_users_tune_by(caplog: pytest.LogCaptureFixture) -> None:
     (prefill,) = [line for line in caplog.messages if line.startswith("Prefill batch")]
     (decode,) = [line for line in caplog.messages if line.startswith("Decode batch")]
     assert "#new-seq: 1, #new-token: 2, #cached-token: 0" in prefill
+    assert prefill.endswith("hit rate: 0.00, #evicted-page: 0, #tree-node: 0, #tree-page: 0")
     assert re.search(
         r"#token: (\d+), token usage: ([\d.]+), gen throughput \(token/s\): ([\d.]+), "
         r"#queue-req: (\d+),",
@@ -108,7 +161,7 @@ def test_time_passes_with_each_turn_and_counts_from_when_a_request_was_read() ->
     seconds = iter([100.0, 104.0, 109.0, 110.0, 111.0, 112.0])
     script = Script([request(1)], [], [], [], [DrainReq()])
     sent = Sent()
-    event_loop(bench.scheduler, bench.runner, script, sent, lambda: next(seconds))
+    event_loop(bench.scheduler, bench.runner, script, sent, clock=lambda: next(seconds))
     assert finishes(sent) == {1: (408, 3)}, "a step at 100, 104 and 109, none at 110"
 
 
@@ -120,7 +173,7 @@ def test_time_limits_go_on_while_nothing_can_be_computed() -> None:
     seconds = iter([0.0, 1.0, 9.0, 10.0, 11.0])
     script = Script([request(1)], [], [], [], [DrainReq()])
     sent = Sent()
-    event_loop(bench.scheduler, bench.runner, script, sent, lambda: next(seconds))
+    event_loop(bench.scheduler, bench.runner, script, sent, clock=lambda: next(seconds))
     assert finishes(sent) == {1: (503, 0)}
     assert script.waits[1:4] == [STALLED_MS] * 3
 

@@ -1,133 +1,348 @@
-"""The prefix tree against a plain dict of page runs, and its edges one by one."""
+"""The prefix tree against a plain dict of pages, for every policy; and its edges one by one."""
 
 from array import array
+from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from tokenloom.scheduler_proc.core.radix_cache import RadixCache, TreeNode
+from tokenloom.scheduler_proc.core.eviction import EQUAL_COST_TOKENS
+from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
+from tokenloom.wire.config import EvictionPolicy
 
 Run = tuple[int, ...]
+Path = tuple[str, Run]  # a namespace and all ids up to the end of a page
+NAMESPACES = ["", "a", "aaaa"]
 
 
 def key_of(ids: Run) -> bytes:
     return array("i", ids).tobytes()
 
 
-class TreeAgainstDict(RuleBasedStateMachine):
-    """The model: a dict from every cached page-aligned prefix to the page of its last tokens."""
+@dataclass
+class Page:
+    page: int
+    created: int
+    priority: int
+    depth: int  # tokens up to its end
+    locks: int = 1
+    hits: int = 0
+    last_use: int = 0
+    clock: float = 0.0
 
+    def worth(self, policy: EvictionPolicy) -> tuple[float, ...]:
+        """The policies, told again: what is worth least goes first."""
+        return {
+            "lru": (self.last_use,),
+            "lfu": (self.hits, self.last_use),
+            "slru": (self.hits > 0, self.last_use),
+            "fifo": (self.created,),
+            "priority": (self.priority, self.last_use),
+            "cost": (self.clock + 1 + self.depth / EQUAL_COST_TOKENS, self.last_use),
+        }[policy]
+
+
+class Cache:
+    """The model: no tree, no nodes, no heap; one entry for each page, every search a walk."""
+
+    def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
+        self.page_size = page_size
+        self.policy = policy
+        self.pages: dict[Path, Page] = {}
+        self.ticks = 0
+        self.clock = 0.0
+
+    def paths(self, namespace: str, ids: Run) -> list[Path]:
+        ends = range(self.page_size, len(ids) + 1, self.page_size)
+        return [(namespace, ids[:end]) for end in ends]
+
+    def cached(self, namespace: str, ids: Run) -> list[Path]:
+        found = []
+        for path in self.paths(namespace, ids):
+            if path not in self.pages:
+                break
+            found.append(path)
+        return found
+
+    def use(self, path: Path, priority: int) -> None:
+        page = self.pages[path]
+        page.locks += 1
+        page.hits += 1
+        page.priority = max(page.priority, priority)
+
+    def leave(self, paths: list[Path]) -> None:
+        self.ticks += 1
+        for path in paths:
+            page = self.pages[path]
+            page.locks -= 1
+            if not page.locks:
+                page.last_use, page.clock = self.ticks, self.clock
+
+    def add(self, last: Path, paths: list[Path], pages: list[int], priority: int) -> None:
+        """What a request appends to a run that only it has used is as old as that run."""
+        self.ticks += 1
+        run = self.pages.get(last)
+        is_end = all((name, ids[: -self.page_size]) != last for name, ids in self.pages)
+        own = run is not None and run.locks == 1 and not run.hits and is_end
+        created = run.created if own else self.ticks
+        for path, page in zip(paths, pages, strict=True):
+            if path in self.pages:
+                self.use(path, priority)
+            else:
+                self.pages[path] = Page(page, created, priority, len(path[1]))
+
+    def evict(self, count: int) -> list[int]:
+        gone = []
+        while len(gone) < count:
+            parents = {(name, ids[: -self.page_size]) for name, ids in self.pages}
+            leaves = [
+                (page.worth(self.policy), path)
+                for path, page in self.pages.items()
+                if not page.locks and path not in parents
+            ]
+            if not leaves:
+                break
+            worth, path = min(leaves)
+            self.clock = max(self.clock, worth[0])
+            gone.append(self.pages.pop(path).page)
+        return gone
+
+
+IDS = st.lists(st.integers(0, 2), max_size=24)
+
+
+class TreeAgainstDict(RuleBasedStateMachine):
     locks = Bundle("locks")
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]))
-    def start(self, page_size: int) -> None:
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]), policy=st.sampled_from(get_args(EvictionPolicy))
+    )
+    def start(self, page_size: int, policy: EvictionPolicy) -> None:
         self.page_size = page_size
-        self.tree = RadixCache(page_size)
-        self.model: dict[Run, int] = {}
-        self.locked: list[tuple[TreeNode, Run]] = []
+        self.tree = RadixCache(page_size, policy)
+        self.model = Cache(page_size, policy)
+        self.held: dict[int, tuple[TreeNode, list[Path], int]] = {}
+        self.looks: list[tuple[Match, str, Run]] = []
+        self.requests = 0
         self.next_page = 1
 
     def whole(self, ids: list[int]) -> Run:
         return tuple(ids[: len(ids) // self.page_size * self.page_size])
 
-    def prefixes(self, ids: Run) -> list[Run]:
-        return [ids[:end] for end in range(self.page_size, len(ids) + 1, self.page_size)]
+    def hold(self, node: TreeNode, paths: list[Path], priority: int) -> int:
+        self.requests += 1
+        self.held[self.requests] = node, paths, priority
+        return self.requests
 
-    def cached(self, ids: Run) -> list[int]:
-        pages = []
-        for prefix in self.prefixes(ids):
-            if prefix not in self.model:
-                break
-            pages.append(self.model[prefix])
-        return pages
-
-    @rule(ids=st.lists(st.integers(0, 2), max_size=24))
-    def match(self, ids: list[int]) -> None:
+    @rule(ids=IDS, namespace=st.sampled_from(NAMESPACES))
+    def match(self, ids: list[int], namespace: str) -> None:
         run = self.whole(ids)
-        assert self.tree.match(key_of(run)).pages == self.cached(run)
+        match = self.tree.match(key_of(run), namespace.encode())
+        paths = self.model.cached(namespace, run)
+        assert match.num_pages == len(paths)
+        assert match.pages == [self.model.pages[path].page for path in paths]
+        unlocked = sum(not self.model.pages[path].locks for path in paths)
+        assert self.tree.unlocked_pages(match) == unlocked
+        self.looks.append((match, namespace, run))
 
-    @rule(target=locks, ids=st.lists(st.integers(0, 2), max_size=24))
-    def match_and_lock(self, ids: list[int]) -> tuple[TreeNode, Run]:
+    @rule()
+    def fresh_looks_are_right(self) -> None:
+        self.looks = [look for look in self.looks if look[0].is_fresh]
+        for match, namespace, run in self.looks:
+            paths = self.model.cached(namespace, run)
+            assert match.pages == [self.model.pages[path].page for path in paths]
+
+    @rule(
+        target=locks,
+        ids=IDS,
+        namespace=st.sampled_from(NAMESPACES),
+        priority=st.integers(-1, 2),
+    )
+    def match_and_lock(self, ids: list[int], namespace: str, priority: int) -> int:
         run = self.whole(ids)
-        match = self.tree.match(key_of(run))
-        assert match.version == self.tree.version
-        self.tree.lock(match.node)
-        held = (match.node, run[: len(match.pages) * self.page_size])
-        self.locked.append(held)
-        return held
+        node = self.tree.lock(self.tree.match(key_of(run), namespace.encode()), priority)
+        paths = self.model.cached(namespace, run)
+        for path in paths:
+            self.model.use(path, priority)
+        return self.hold(node, [(namespace, ()), *paths], priority)
 
-    @rule(held=locks)
-    def unlock(self, held: tuple[TreeNode, Run]) -> None:
-        if held in self.locked:
-            self.locked.remove(held)
-            self.tree.unlock(held[0])
+    @rule(request=locks)
+    def unlock(self, request: int) -> None:
+        if request in self.held:
+            node, paths, _ = self.held.pop(request)
+            self.tree.unlock(node)
+            self.model.leave(paths[1:])
 
-    @rule(held=locks, more=st.lists(st.integers(0, 2), max_size=24))
-    def insert_below_a_lock(self, held: tuple[TreeNode, Run], more: list[int]) -> None:
+    @rule(request=locks, more=IDS)
+    def insert_below_a_lock(self, request: int, more: list[int]) -> None:
         """What a request does after a chunk: its own pages go below the prefix that it locked."""
-        if held not in self.locked:
+        if request not in self.held:
             return
-        node, prefix = held
+        node, held, priority = self.held[request]
         run = self.whole(more)
         own = list(range(self.next_page, self.next_page + len(run) // self.page_size))
         self.next_page += len(own)
-        inserted = self.tree.insert(node, key_of(run), own)
-        paths = self.prefixes(prefix + run)[len(prefix) // self.page_size :]
-        expected = [
-            self.model.setdefault(path, page) for page, path in zip(own, paths, strict=True)
-        ]
+        namespace, prefix = held[-1]
+        inserted = self.tree.insert(node, key_of(run), own, namespace.encode(), priority)
+        paths = self.model.paths(namespace, prefix + run)[len(held) - 1 :]
+        self.model.add(held[-1], paths, own, priority)
+        expected = [self.model.pages[path].page for path in paths]
         assert inserted.pages == expected
-        assert set(inserted.duplicates) == set(own) - set(expected)
+        assert inserted.duplicates == [page for page in own if page not in expected]
+        self.held[request] = inserted.node, held + paths, priority
 
     @rule(count=st.integers(1, 12))
     def evict(self, count: int) -> None:
-        before = self.tree.evictable_pages
-        gone = set(self.tree.evict(count))
-        assert min(count, before) == len(gone)
-        protected = {path for _, run in self.locked for path in self.prefixes(run)}
-        for path in [path for path, page in self.model.items() if page in gone]:
-            assert path not in protected, "a locked page was evicted"
-            del self.model[path]
-        for path in self.model:
-            for prefix in self.prefixes(path):
-                assert prefix in self.model, "a page was evicted before those below it"
+        assert self.tree.evict(count) == self.model.evict(count)
+
+    @rule()
+    def clear(self) -> None:
+        if self.held:
+            return
+        assert sorted(self.tree.clear()) == sorted(one.page for one in self.model.pages.values())
+        self.model.pages = {}
 
     @invariant()
     def counts_and_structure(self) -> None:
         if not hasattr(self, "tree"):
             return
-        protected = {path for _, run in self.locked for path in self.prefixes(run)}
-        assert self.tree.locked_pages == len(protected)
-        assert self.tree.evictable_pages == len(self.model) - len(protected)
-        pages = sorted(page for node in self.tree.nodes() for page in node.pages)
-        assert pages == sorted(self.model.values())
+        locked = sum(page.locks > 0 for page in self.model.pages.values())
+        assert self.tree.locked_pages == locked
+        assert self.tree.evictable_pages == len(self.model.pages) - locked
+        nodes = self.tree.nodes()
+        assert len(nodes) == self.tree.num_nodes
+        pages = sorted(page for node in nodes for page in node.pages)
+        assert pages == sorted(page.page for page in self.model.pages.values())
+        leaves = sum(node.is_evictable_leaf() for node in nodes)
+        assert self.tree.leaves_in_order() == leaves
 
 
 TestTreeAgainstDict = TreeAgainstDict.TestCase
 TestTreeAgainstDict.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
-def insert(tree: RadixCache, ids: Run, first_page: int) -> TreeNode:
-    """Into a tree of one-token pages."""
+def insert(tree: RadixCache, ids: Run, first_page: int, priority: int = 0) -> None:
+    """What a request leaves behind in a tree of one-token pages."""
     pages = list(range(first_page, first_page + len(ids)))
-    return tree.insert(tree.root, key_of(ids), pages).node
+    tree.unlock(tree.insert(tree.root, key_of(ids), pages, priority=priority).node)
+
+
+def use(tree: RadixCache, ids: Run, priority: int = 0) -> None:
+    tree.unlock(tree.lock(tree.match(key_of(ids)), priority))
 
 
 def test_least_recently_used_goes_first() -> None:
     tree = RadixCache(1)
     insert(tree, (1, 2), 10)
     insert(tree, (3, 4), 20)
-    tree.match(key_of((1, 2)))
+    use(tree, (1, 2))
     assert tree.evict(1) == [21]
     assert tree.evict(2) == [20, 11]
+
+
+def test_a_look_is_no_use() -> None:
+    """A crowd that waits looks often; what is evicted must not depend on it."""
+    tree = RadixCache(1)
+    insert(tree, (1, 2), 10)
+    insert(tree, (3, 4), 20)
+    match = tree.match(key_of((1,)))
+    assert match.pages == [10]
+    assert tree.unlocked_pages(match) == 1
+    assert tree.num_nodes == 2, "a look cuts no node"
+    assert tree.evict(1) == [11]
+
+
+@pytest.mark.parametrize(
+    ("policy", "survivor"),
+    [
+        ("lru", 50),  # the newest
+        ("lfu", 20),  # found twice
+        ("slru", 30),  # the latest of those that were found
+        ("fifo", 50),
+        ("priority", 10),
+        ("cost", 40),  # the longest
+    ],
+)
+def test_each_policy_keeps_what_it_says(policy: EvictionPolicy, survivor: int) -> None:
+    tree = RadixCache(1, policy)
+    insert(tree, (1,), 10, priority=1)
+    insert(tree, (2,), 20)
+    insert(tree, (3,), 30)
+    use(tree, (2,))
+    use(tree, (2,))
+    use(tree, (3,))
+    insert(tree, tuple(range(4, 12)), 40)
+    insert(tree, (5,), 50)
+    tree.evict(tree.evictable_pages - 1)
+    assert [node.pages for node in tree.nodes()] == [[survivor]]
+
+
+def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
+    tree = RadixCache(1, "priority")
+    insert(tree, (1,), 10)
+    insert(tree, (2,), 20, priority=1)
+    use(tree, (1,), priority=2)
+    use(tree, (2,))
+    use(tree, (1,))
+    assert tree.evict(1) == [20]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [2, 70, 1]),
+        ("lfu", [2, 70, 1]),
+        ("slru", [2, 70, 1]),
+        ("fifo", [2, 1, 70]),
+        ("priority", [2, 70, 1]),
+        ("cost", [70, 2, 1]),
+    ],
+)
+def test_both_parts_of_a_node_that_was_cut_are_what_it_was(
+    policy: EvictionPolicy, order: list[int]
+) -> None:
+    tree = RadixCache(1, policy)
+    for ids, page in (((1, 2), 1), ((7,), 70)):
+        insert(tree, ids, page, priority=2)
+        for _ in range(3):
+            use(tree, ids)
+    use(tree, (1,))
+    assert tree.num_nodes == 3
+    assert tree.evict(3) == order
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority"])
+def test_of_equals_the_least_recently_used_goes_first(policy: EvictionPolicy) -> None:
+    """Also where it became a leaf after the other, when what lay below it went."""
+    tree = RadixCache(1, policy)
+    insert(tree, (5, 6), 10)
+    insert(tree, (5, 7), 20)
+    insert(tree, (8,), 30)
+    use(tree, (8,))
+    assert sorted(tree.evict(2)) == [11, 21]
+    assert tree.evict(2) == [10, 30]
+
+
+def test_cost_grows_old() -> None:
+    """GreedyDual: a deep prefix that nobody uses goes before shallow ones that came much later."""
+    tree = RadixCache(256, "cost")
+    deep = tuple(range(256 * 20))  # worth 1 + 20 / 16
+    tree.unlock(tree.insert(tree.root, key_of(deep), list(range(1, 21))).node)
+    gone: list[int] = []
+    for i in range(100, 200):
+        tree.unlock(tree.insert(tree.root, key_of((i,) * 256), [i]).node)
+        gone += tree.evict(1)
+    # The shallow ones are worth 17 / 16 more than what went before them; 36 / 16 comes third.
+    assert gone[:3] == [100, 101, 20]
 
 
 def test_a_long_leaf_loses_only_its_end() -> None:
     tree = RadixCache(1)
     insert(tree, tuple(range(100)), 1)
-    assert tree.evict(3) == [98, 99, 100]
+    assert tree.evict(3) == [100, 99, 98]
     assert len(tree.match(key_of(tuple(range(100)))).pages) == 97
 
 
@@ -163,22 +378,113 @@ def test_eviction_always_progresses() -> None:
     assert tree.nodes() == []
 
 
-def test_a_version_outlives_uses_but_not_changes() -> None:
+def test_pieces_of_a_prompt_are_one_node_until_another_request_comes() -> None:
+    tree = RadixCache(1)
+    node = tree.insert(tree.root, key_of((1, 2)), [1, 2]).node
+    short = tree.match(key_of((1, 2, 3)))
+    assert tree.insert(node, key_of((3,)), [3]).node is node
+    assert tree.num_nodes == 1
+    assert not short.is_fresh
+    other = tree.lock(tree.match(key_of((1, 2, 3))))
+    assert tree.insert(node, key_of((4,)), [4]).node is not node
+    assert tree.insert(other, key_of((5,)), [5]).node is not node
+    assert tree.num_nodes == 3
+
+
+def test_what_another_request_left_does_not_grow() -> None:
+    """Its hits are not those of what comes below it."""
+    tree = RadixCache(1)
+    insert(tree, (1, 2), 1)
+    node = tree.lock(tree.match(key_of((1, 2))))
+    below = tree.insert(node, key_of((3,)), [3]).node
+    assert (node.hits, below.hits) == (1, 0)
+
+
+def test_a_match_outlives_all_changes_but_its_own() -> None:
     tree = RadixCache(1)
     insert(tree, (1, 2, 3), 1)
-    version = tree.match(key_of((1, 2))).version  # splits a node: longer matches stay possible
-    assert tree.match(key_of((1, 2, 3))).version == version
+    insert(tree, (7, 8), 10)
+    whole, part, none = (tree.match(key_of(ids)) for ids in ((1, 2, 3, 4), (1, 2, 9), (5,)))
+    insert(tree, (7, 8, 9), 20)
     insert(tree, (1, 2, 3), 1)
-    assert tree.version == version
-    insert(tree, (1, 2, 3, 4), 1)
-    assert tree.version != version
-    version = tree.version
-    tree.evict(1)
-    assert tree.version != version
+    assert whole.is_fresh
+    assert part.is_fresh
+    assert none.is_fresh
+    insert(tree, (1, 2, 3, 4), 30)
+    assert not whole.is_fresh
+    assert part.is_fresh
+    insert(tree, (1, 2, 9), 40)
+    assert not part.is_fresh
+    insert(tree, (5,), 50)
+    assert not none.is_fresh
+    last = tree.match(key_of((5,)))
+    tree.evict(tree.evictable_pages)
+    assert not last.is_fresh
+
+
+def test_a_cleared_tree_leaves_no_match_fresh() -> None:
+    tree = RadixCache(1)
+    insert(tree, (1, 2, 3), 1)
+    match = tree.match(key_of((1, 2)))
+    assert sorted(tree.clear()) == [1, 2, 3]
+    assert not match.is_fresh
+    assert tree.evict(1) == []
+
+
+def test_what_is_in_use_cannot_be_cleared() -> None:
+    tree = RadixCache(1)
+    tree.insert(tree.root, key_of((1, 2)), [1, 2])
+    with pytest.raises(RuntimeError, match="2 pages of the tree are in use"):
+        tree.clear()
 
 
 def test_unlock_without_lock_is_a_bug() -> None:
     tree = RadixCache(1)
-    node = insert(tree, (1,), 1)
+    node = tree.insert(tree.root, key_of((1,)), [1]).node
+    tree.unlock(node)
     with pytest.raises(RuntimeError, match="unlocked more often"):
         tree.unlock(node)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_namespaces_part_at_the_first_page(spare: int) -> None:
+    """Not even where a namespace spells a page of ids, or another namespace and a page."""
+    tree = RadixCache(1)
+    page = key_of((7,))
+    names = [b"", page, page + page, b"x"]
+    for name in names:
+        match = tree.match(page, name)
+        assert match.num_pages == 0
+        first = 10 * names.index(name)
+        tree.unlock(tree.insert(tree.lock(match), page * 2, [first, first + 1], name).node)
+    for name in names:
+        first = 10 * names.index(name)
+        assert tree.match(page * (1 + spare), name).pages == [first, first + 1][: 1 + spare]
+        assert tree.match(b"", name).num_pages == 0
+
+
+def test_a_version_changes_with_all_that_may_concern_a_match() -> None:
+    tree = RadixCache(1)
+    root = tree.root
+    seen = [root.version]
+
+    def changed(node: TreeNode) -> bool:
+        seen.append(node.version)
+        return seen[-1] != seen[-2]
+
+    node = tree.insert(root, key_of((1, 2, 3)), [1, 2, 3]).node
+    assert changed(root), "a child"
+    seen.append(node.version)
+    tree.insert(node, key_of((4,)), [4])
+    assert changed(node), "it grew"
+    insert(tree, (1, 9), 20)
+    assert changed(node), "it was cut"
+    assert not changed(node)
+    tree.unlock(node)
+    tree.match(key_of((1, 2)))
+    use(tree, (1, 2, 3, 4))
+    assert not changed(node), "uses are no change"
+    tree.evict(tree.evictable_pages - 3)
+    assert changed(node), "it lost pages"
+    tree.evict(tree.evictable_pages)
+    assert changed(node), "it is gone"

@@ -7,9 +7,12 @@ import pytest
 from support.hash_model import EOS, VOCAB
 from support.scheduling import CONTEXT, Bench, prompt
 
+from tokenloom.wire.config import EvictionPolicy
 from tokenloom.wire.messages import (
     AbortReq,
     DrainReq,
+    FlushOut,
+    FlushReq,
     StatsReq,
     StopMatched,
     TokenizedGenerateReq,
@@ -336,3 +339,130 @@ def test_a_step_that_decodes_computes_less_of_a_prompt() -> None:
     bench.scheduler.process_batch_result(bench.runner.run(batch))
     bench.run()
     bench.assert_right(2)
+
+
+def test_namespaces_share_nothing() -> None:
+    bench = Bench(pool_tokens=1024)
+    first = bench.submit(prompt(40), 4, namespace="a")
+    bench.run()
+    foreign = [bench.submit(prompt(40), 4, namespace=name) for name in ("", "b", "aa")]
+    own = bench.submit(prompt(40), 4, namespace="a")
+    bench.run()
+    assert [bench.cached[rid] for rid in foreign] == [0, 0, 0]
+    assert bench.cached[own] == 36
+    bench.assert_right(first, own, *foreign)
+    bench.assert_clean()
+
+
+def test_what_nobody_may_share_is_not_seen_by_eviction_either() -> None:
+    """The pool is full of one namespace's pages; another's request evicts them, and reads none."""
+    bench = Bench(pool_tokens=128)
+    bench.submit(prompt(100), 20, namespace="a", ignore_eos=True)
+    bench.run()
+    other = bench.submit(prompt(100), 20, namespace="b", ignore_eos=True)
+    bench.run()
+    assert bench.cached[other] == 0
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_a_flush_when_idle_forgets_all() -> None:
+    bench = Bench()
+    bench.submit(prompt(40), 4)
+    bench.run()
+    pages = bench.scheduler.stats().tree_pages
+    bench.send(FlushReq(7))
+    assert bench.flushed == [FlushOut(7, True, pages=pages)]
+    assert pages == 10
+    stats = bench.scheduler.stats()
+    assert (stats.tree_pages, stats.tree_nodes, stats.evictable_tokens) == (0, 0, 0)
+    again = bench.submit(prompt(40), 4)
+    bench.run()
+    assert bench.cached[again] == 0
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_a_flush_is_refused_with_the_reason_while_requests_are_there() -> None:
+    bench = Bench(max_running=1)
+    for seed in range(3):
+        bench.submit(prompt(40, seed), 4)
+    bench.send(FlushReq(6))
+    bench.step()
+    bench.step(meanwhile=[FlushReq(7)])
+    why = "the server is not idle: {} requests run and {} wait"
+    assert bench.flushed == [
+        FlushOut(6, False, why.format(0, 3)),
+        FlushOut(7, False, why.format(1, 2)),
+    ]
+    bench.run()
+    assert bench.scheduler.stats().tree_pages > 0
+    bench.assert_right()
+
+
+def test_a_flush_waits_for_the_first_idle_moment() -> None:
+    bench = Bench()
+    bench.submit(prompt(40), 4)
+    bench.step()
+    bench.send(FlushReq(7, timeout_s=5.0))
+    bench.send(FlushReq(8, timeout_s=1.0))
+    bench.expire(0.9)
+    late = bench.submit(prompt(40, 2), 30, ignore_eos=True)
+    assert not bench.flushed
+    bench.expire(1.0)
+    assert [answer.seq for answer in bench.flushed] == [8]
+    assert not bench.flushed[0].ok
+    bench.run()
+    assert bench.flushed[1:] == [FlushOut(7, True, pages=bench.flushed[1].pages)]
+    assert len(bench.answers[late]) == 30, "requests are taken while a flush waits"
+    assert bench.scheduler.stats().tree_pages == 0
+    bench.expire(100.0)
+    assert len(bench.flushed) == 2, "each is answered once"
+    bench.assert_clean()
+
+
+def test_an_abort_can_be_what_a_flush_waited_for() -> None:
+    bench = Bench()
+    rid = bench.submit(prompt(40), 100, ignore_eos=True)
+    bench.step()
+    bench.send(FlushReq(7, timeout_s=5.0))
+    bench.abort(rid)
+    assert bench.flushed[0].ok
+    bench.assert_clean()
+
+
+def test_a_drain_answers_flushes_before_its_last_word() -> None:
+    bench = Bench()
+    bench.submit(prompt(40), 4)
+    bench.step()
+    bench.send(FlushReq(7, timeout_s=5.0))
+    bench.send(DrainReq())
+    bench.run()
+    assert bench.flushed[0].ok
+    assert bench.drained
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "fifo", "priority", "cost"])
+def test_every_eviction_policy_serves_a_crowd(policy: EvictionPolicy) -> None:
+    bench = Bench(pool_tokens=256, eviction=policy)
+    for seed in range(30):
+        bench.submit(prompt(20 + seed % 3 * 30, seed % 7), 10, namespace="ab"[seed % 2])
+    bench.run()
+    assert bench.scheduler.stats().evicted_pages_total > 0
+    bench.assert_right()
+    bench.assert_clean()
+
+
+@pytest.mark.parametrize("priorities", [[1], [0, 1], [1, 0]])
+def test_a_high_priority_keeps_its_prefix_under_that_policy(priorities: list[int]) -> None:
+    """Whether it brought the prefix or found it."""
+    bench = Bench(pool_tokens=256, eviction="priority")
+    for priority in priorities:
+        bench.submit(prompt(40), 4, priority=priority)
+        bench.run()
+    for seed in range(2, 12):
+        bench.submit(prompt(40, seed), 4)
+        bench.run()
+    again = bench.submit(prompt(40), 4)
+    bench.run()
+    assert bench.cached[again] == 36

@@ -5,14 +5,18 @@ stop matches before, between, during steps, time limits, priorities that preempt
 retractions and misses, allocations that fail. In the end every answer equals the request alone.
 """
 
+from typing import get_args
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.hash_model import VOCAB
+from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
-from tokenloom.wire.messages import AbortReq, DrainReq, StopMatched, ToScheduler
+from tokenloom.wire.config import EvictionPolicy
+from tokenloom.wire.messages import AbortReq, DrainReq, FlushReq, StopMatched, ToScheduler
 
 PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]
 
@@ -47,6 +51,8 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         ),
         faults=FAULTS,
         learned=st.one_of(st.none(), st.lists(st.integers(1, 80), min_size=40, max_size=40)),
+        eviction=st.sampled_from(get_args(EvictionPolicy)),
+        events=st.booleans(),
     )
     def start(
         self, limits: dict[str, object], learned: list[int] | None, **options: object
@@ -56,28 +62,26 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         self.bench = Bench(**options, **limits)  # type: ignore[arg-type]
         if learned:
             self.bench.learn(learned)
+        self.events = options["events"] and options["reuse"]
         self.draining = False
+        self.flushes = 0
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
         tail=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=20),
         max_new=st.one_of(st.none(), st.integers(1, 60)),
-        ignore_eos=st.booleans(),
-        priority=st.integers(-1, 2),
+        options=st.fixed_dictionaries(
+            {
+                "ignore_eos": st.booleans(),
+                "priority": st.integers(-1, 2),
+                "namespace": st.sampled_from(["", "a"]),
+            }
+        ),
     )
     def submit(
-        self,
-        prefix: list[int],
-        tail: list[int],
-        max_new: int | None,
-        ignore_eos: bool,
-        priority: int,
+        self, prefix: list[int], tail: list[int], max_new: int | None, options: dict[str, object]
     ) -> None:
-        self.bench.submit(prefix + tail, max_new, priority=priority, ignore_eos=ignore_eos)
-
-    @rule(seconds=st.floats(0.0, 10.0))
-    def time_passes(self, seconds: float) -> None:
-        self.bench.wait(seconds)
+        self.bench.submit(prefix + tail, max_new, **options)  # type: ignore[arg-type]
 
     @rule(times=st.integers(1, 5))
     def step(self, times: int) -> None:
@@ -104,13 +108,28 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         self.draining = True
         self.bench.send(DrainReq())
 
+    @rule(timeout=st.sampled_from([0.0, 1.0]))
+    def flush(self, timeout: float) -> None:
+        self.flushes += 1
+        self.bench.send(FlushReq(self.flushes, timeout))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 10.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.bench.wait(seconds)
+
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
         bench = self.bench
         bench.run()
+        if self.events:
+            replica = Replica(bench.scheduler._kv.page_size)
+            replica.apply(bench.scheduler.take_kv_events())
+            assert replica.prefixes == in_tree(bench)
         assert set(bench.finishes) == set(bench.requests), "each request ends exactly once"
         assert bench.drained == self.draining
+        seqs = sorted(answer.seq for answer in bench.flushed)
+        assert seqs == list(range(1, self.flushes + 1)), "each flush is answered exactly once"
         for rid, finish in bench.finishes.items():
             got = bench.answers.get(rid, [])
             if finish.reason == "length" or finish.matched is not None:

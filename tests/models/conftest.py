@@ -12,7 +12,8 @@ import transformers
 from tokenloom.scheduler_proc.models.config import ModelSpec
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
-from tokenloom.scheduler_proc.models.loader import load_model
+from tokenloom.scheduler_proc.models.loader import load_model, load_packed_model
+from tokenloom.scheduler_proc.models.packed import PackedLlama
 from tokenloom.scheduler_proc.worker_batch import ForwardMode
 
 VOCAB = 97
@@ -164,3 +165,17 @@ def agrees(load: Load, prompt: list[int]) -> Callable[..., LlamaForCausalLM]:
         return model
 
     return check
+
+
+@pytest.fixture
+def load_packed(tmp_path: Path) -> Callable[..., PackedLlama]:
+    def load(kind: str = "int8", threads: int = 2) -> PackedLlama:
+        return load_packed_model(
+            str(tmp_path),
+            kind,  # type: ignore[arg-type]
+            load_format="auto",
+            context_length=None,
+            threads=threads,
+        )
+
+    return load

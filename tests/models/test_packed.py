@@ -4,8 +4,7 @@ The law of the packed modes: an answer does not depend on batch-mates, chunks, c
 size or threads; compared bit by bit.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import transformers
 
 from tokenloom.kernels.cpu import native
 from tokenloom.kernels.decoder import Decoder, cache_width
+from tokenloom.kernels.decoder_adapter import DecoderAdapter
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.scheduler_proc.models import packed as packed_module
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
@@ -55,7 +55,11 @@ class PackedPool:
         self.table[self.rows[name], :pages] = self.table[self.rows[other], :pages]
         self.lengths[name] = tokens
 
-    def run(self, pieces: dict[str, Sequence[int]]) -> torch.Tensor:
+    def run(
+        self,
+        pieces: dict[str, Sequence[int]],
+        adapters: Mapping[str, DecoderAdapter | None] | None = None,
+    ) -> torch.Tensor:
         """Logits of the last token of each piece."""
         prefix = [self.lengths.get(name, 0) for name in pieces]
         counts = [len(ids) for ids in pieces.values()]
@@ -83,6 +87,7 @@ class PackedPool:
                 logit_indices=ends - 1,
                 k_cache=self.k,
                 v_cache=self.v,
+                adapters=[adapters[name] for name in pieces] if adapters else [],
             )
         )
 
@@ -90,20 +95,6 @@ class PackedPool:
 def tokens(count: int, seed: int = 1) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 97, (count,), generator=generator).tolist()
-
-
-@pytest.fixture
-def load_packed(tmp_path: Path) -> Callable[..., PackedLlama]:
-    def load(kind: str = "int8", threads: int = 2) -> PackedLlama:
-        return load_packed_model(
-            str(tmp_path),
-            kind,  # type: ignore[arg-type]
-            load_format="auto",
-            context_length=None,
-            threads=threads,
-        )
-
-    return load
 
 
 Checkpoint = Callable[..., transformers.PreTrainedModel]

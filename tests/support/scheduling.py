@@ -8,12 +8,13 @@ from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchTokenIDOut,
     Drained,
     Finish,
+    FlushOut,
     ToDetokenizer,
     TokenizedGenerateReq,
     ToScheduler,
@@ -41,6 +42,8 @@ class Bench:
         max_prefill: int = 4096,
         reuse: bool = True,
         ratio: float = 1.0,
+        eviction: EvictionPolicy = "lru",
+        events: bool = False,
         faults: Faults | None = None,
         **more: object,  # further fields of SchedulingConfig
     ) -> None:
@@ -52,6 +55,8 @@ class Bench:
             page_size=page_size,
             schedule_conservativeness=ratio,
             disable_radix_cache=not reuse,
+            eviction_policy=eviction if reuse else "lru",
+            kv_events="inproc://events" if events and reuse else None,
             **more,  # type: ignore[arg-type]
         )
         num_pages = pool_tokens // page_size + 1
@@ -72,6 +77,7 @@ class Bench:
         self.order: list[int] = []  # rids by first token
         self.drained = False
         self.now = 0.0
+        self.flushed: list[FlushOut] = []
 
     def submit(
         self,
@@ -79,11 +85,13 @@ class Bench:
         max_new: int | None = 8,
         *,
         priority: int = 0,
+        namespace: str = "",
         **sampling: object,
     ) -> int:
         rid = len(self.requests) + 1
         params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
-        request = TokenizedGenerateReq(rid, array("i", prompt).tobytes(), params, priority)
+        ids = array("i", prompt).tobytes()
+        request = TokenizedGenerateReq(rid, ids, params, priority, namespace=namespace)
         self.requests[rid] = request
         self.send(request)
         return rid
@@ -169,7 +177,9 @@ class Bench:
             if isinstance(message, Drained):
                 assert not self.drained
                 self.drained = True
-            assert isinstance(message, BatchTokenIDOut | Drained)
+            if isinstance(message, FlushOut):
+                self.flushed.append(message)
+            assert isinstance(message, BatchTokenIDOut | Drained | FlushOut)
             for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
                 assert row.rid not in self.finishes, f"request {row.rid} goes on after its end"
                 first = row.rid not in self.answers

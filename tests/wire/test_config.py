@@ -14,6 +14,7 @@ from tokenloom.wire.config import (
     SchedulerConfig,
     SchedulingConfig,
     ServerConfig,
+    contradiction,
 )
 
 MODEL = ModelConfig(model="/models/tiny", context_length=256, load_format="dummy")
@@ -60,6 +61,7 @@ def test_a_config_comes_back_equal(config: msgspec.Struct) -> None:
         (SchedulingConfig, "page_size", 0),
         (SchedulingConfig, "page_size", 257),
         (SchedulingConfig, "schedule_conservativeness", 0.0),
+        (SchedulingConfig, "eviction_policy", "mru"),
         (SchedulingConfig, "admission", "guess"),
         (SchedulingConfig, "retraction_risk", 0.0),
         (SchedulingConfig, "retraction_risk", 1.0),
@@ -82,6 +84,23 @@ def test_a_value_out_of_bounds_is_refused_by_name(
 ) -> None:
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert({field: value}, kind)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"page_size": 64, "chunked_prefill_size": 63}, "--chunked-prefill-size 63"),
+        ({"page_size": 64, "max_prefill_tokens": 63}, "--max-prefill-tokens 63"),
+        ({"kv_events_replay": "tcp://*:2"}, "--kv-events-replay"),
+        ({"kv_events": "tcp://*:1", "disable_radix_cache": True}, "--kv-events"),
+        ({"eviction_policy": "lfu", "disable_radix_cache": True}, "--eviction-policy lfu"),
+    ],
+)
+def test_flags_that_contradict_each_other(settings: dict[str, object], names: str) -> None:
+    assert contradiction(SchedulingConfig()) is None
+    problem = contradiction(SchedulingConfig(**settings))  # type: ignore[arg-type]
+    assert problem is not None
+    assert names in problem
 
 
 def test_the_links_are_four_different_sockets_in_the_run_directory() -> None:

@@ -55,11 +55,41 @@ struct Activations {
 // in alternating blocks of which silu(gate) * up is written.
 enum Epilogue : int32_t { kStore = 0, kAdd = 1, kSiluMul = 2 };
 
+// A low-rank change of some outputs of a linear map: y += B (A x). It covers the blocks first_block,
+// first_block + block_step, ... of the map, num_blocks of them: q, k or v in blocks that follow each
+// other, gate or up in every other block.
+struct LoraPart {
+  const uint16_t* a;  // [k][rank padded to 16] bf16; of an embedding [vocab][...]
+  const uint16_t* b;  // [block][rank][16 outputs] bf16, the adapter's scaling in it
+  int32_t rank, first_block, block_step, num_blocks;  // rank 0: no change
+};
+
+constexpr int kLoraParts = 3;
+struct LoraLinear {
+  LoraPart parts[kLoraParts];
+};
+
+// What a row brings to a product beside its activations; `linear` is null where it has no adapter.
+struct RowAdapter {
+  const LoraLinear* linear;
+  const float* low;  // A x of each part, `low_stride` floats apart
+};
+
 struct Output {
   float* data;
   size_t stride;  // floats between rows
   int32_t epilogue;
+  const RowAdapter* adapters = nullptr;  // [rows], or null: none of them has one
+  size_t low_stride = 0;
 };
+
+// The part's values for block `b`, or null if it does not cover it.
+static inline const uint16_t* lora_block(const LoraPart& part, int b) {
+  const int offset = b - part.first_block;
+  if (part.rank == 0 || offset < 0 || offset % part.block_step) return nullptr;
+  const int index = offset / part.block_step;
+  return index < part.num_blocks ? part.b + size_t(index) * part.rank * kBlock : nullptr;
+}
 
 static inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 static inline int blocks(int n) { return (n + kBlock - 1) / kBlock; }

@@ -33,7 +33,8 @@ void layer_forward(Worker& w, const Layer& layer) {
   Engine& e = w.e;
   const Shape& s = e.shape;
   const int tokens = w.step.num_tokens;
-  w.norm_and_quantise(e.x.data(), layer.input_norm, layer.qkv, tokens);
+  const int first = int(&layer - e.layers.data()) * kLinearsOfLayer;
+  w.norm_and_quantise(e.x.data(), layer.input_norm, layer.qkv, tokens, first + kQkvLinear);
   w.done(kNorm);
   w.gemm(layer.qkv, tokens, {e.qkv.data(), size_t(layer.qkv.n), kStore});
   w.done(kQkv);
@@ -42,15 +43,15 @@ void layer_forward(Worker& w, const Layer& layer) {
   w.done(kRotate);
   w.attend(layer);
   w.done(kAttend);
-  w.merge_and_quantise(layer.o);
+  w.merge_and_quantise(layer.o, first + kOLinear);
   w.done(kMerge);
   w.gemm(layer.o, tokens, {e.x.data(), size_t(s.hidden), kAdd});
   w.done(kO);
-  w.norm_and_quantise(e.x.data(), layer.post_norm, layer.gate_up, tokens);
+  w.norm_and_quantise(e.x.data(), layer.post_norm, layer.gate_up, tokens, first + kGateUpLinear);
   w.done(kNorm);
   w.gemm(layer.gate_up, tokens, {e.hidden.data(), e.inner_stride, kSiluMul});
   w.done(kGateUp);
-  w.quantise_rows(e.hidden.data(), e.inner_stride, layer.down, tokens);
+  w.quantise_rows(e.hidden.data(), e.inner_stride, layer.down, tokens, first + kDownLinear);
   w.done(kQuantise);
   w.gemm(layer.down, tokens, {e.x.data(), size_t(s.hidden), kAdd});
   w.done(kDown);
@@ -113,6 +114,18 @@ void Engine::prepare(const Step& step) {
   grow(q8, tokens * wide);
   grow(q8_scales, tokens * (wide / kGroup));
   grow(q8_sums, tokens * (wide / kSubgroup));
+  prepare_adapters(step);
+}
+
+void Engine::prepare_adapters(const Step& step) {
+  token_adapters.clear();
+  if (!step.adapters) return;
+  for (size_t i = 0; i < requests.size(); ++i)
+    token_adapters.insert(token_adapters.end(), requests[i].extend, step.adapters[i]);
+  low_stride = round_up(step.max_rank, kBlock);
+  const size_t rows = std::max(step.num_tokens, step.num_samples);
+  row_adapters.resize(rows);
+  grow(low, rows * kLoraParts * low_stride);
 }
 
 void Engine::forward(const Step& step) {
@@ -131,7 +144,7 @@ void Engine::forward(const Step& step) {
     for (const Layer& layer : layers) layer_forward(w, layer);
     w.gather_samples();
     w.done(kHead);
-    w.norm_and_quantise(sample_x.data(), final_norm, head, step.num_samples);
+    w.norm_and_quantise(sample_x.data(), final_norm, head, step.num_samples, kHeadLinear);
     w.done(kHead);
     w.gemm(head, step.num_samples, {step.logits, size_t(step.logits_stride), kStore});
     w.done(kHead);

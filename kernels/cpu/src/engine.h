@@ -10,6 +10,10 @@
 
 namespace tokenloom {
 
+// The linear maps of a layer in LoraAdapter::linears, and the one that is of no layer.
+enum LinearOfLayer : int { kQkvLinear, kOLinear, kGateUpLinear, kDownLinear, kLinearsOfLayer };
+constexpr int kHeadLinear = -1;
+
 struct Shape {
   int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab;
   int32_t num_layers, page_size, threads, kv_kind;
@@ -26,6 +30,12 @@ struct Layer {
   uint8_t *k_cache, *v_cache;
 };
 
+// An adapter of all layers; what it does not change has rank 0.
+struct LoraAdapter {
+  const LoraLinear* linears;  // [num_layers][qkv, o, gate_up, down]
+  LoraLinear head, embedding;  // the embedding in parts[0]
+};
+
 struct Step {
   int32_t num_requests, num_tokens, num_samples;
   const int32_t *prefix_lens, *extend_lens, *rows;  // [num_requests]
@@ -35,6 +45,8 @@ struct Step {
   const int32_t* samples;    // [num_samples]: the tokens whose logits are wanted
   float* logits;             // [num_samples, logits_stride], vocab of which are written
   int64_t logits_stride;
+  const LoraAdapter* const* adapters;  // [num_requests], null where there is none; or null
+  int32_t max_rank;                    // of them
 };
 
 // What a step's time goes to, for the roofline; see Worker::done.
@@ -106,6 +118,10 @@ struct Engine {
   std::vector<int8_t> q8;
   std::vector<float> q8_scales;
   std::vector<int32_t> q8_sums;
+  std::vector<const LoraAdapter*> token_adapters;  // empty in a step without adapters
+  std::vector<RowAdapter> row_adapters;            // of the rows of the product that comes next
+  std::vector<float> low;                          // [rows, parts, low_stride]
+  size_t low_stride = 0;
 
   size_t head_bytes() const {  // of one kv head in a page
     if (shape.page_size < kPage) return size_t(shape.page_size) * dim * sizeof(uint16_t);
@@ -118,6 +134,7 @@ struct Engine {
 
  private:
   void prepare(const Step& step);
+  void prepare_adapters(const Step& step);
 };
 
 // Row `row` of a packed weight as floats: a tied embedding is stored once, as the head.

@@ -100,6 +100,44 @@ inline void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   }
 }
 
+// y[r] += B low of rows r that have one adapter, for one block. Rows are added to in turn, since each
+// addition waits for the row's last.
+template <int MR, int NT>
+inline void expand_block(const uint16_t* b, int rank, const float* const low[MR], int t,
+                         Floats y[MR][NT]) {
+  for (int j = 0; j < rank; ++j) {
+    const Floats values = load_bf16(b + j * kBlock);
+    for (int r = 0; r < MR; ++r) y[r][t] = fma(floats(low[r][j]), values, y[r][t]);
+  }
+}
+
+// What adapters add to their rows of a tile.
+template <int MR, int NT>
+void expand(const Job& job, int r0, int b0, Floats y[MR][NT]) {
+  const RowAdapter* rows = job.out.adapters + r0;
+  bool shared = rows[0].linear != nullptr;
+  for (int r = 1; r < MR; ++r) shared = shared && rows[r].linear == rows[0].linear;
+  for (int p = 0; p < kLoraParts; ++p) {
+    const float* low[MR];
+    for (int r = 0; r < MR; ++r)
+      low[r] = rows[r].linear ? rows[r].low + p * job.out.low_stride : nullptr;
+    for (int t = 0; t < NT; ++t) {
+      if (shared) {
+        const LoraPart& part = rows[0].linear->parts[p];
+        const uint16_t* b = lora_block(part, b0 + t);
+        if (b) expand_block<MR, NT>(b, part.rank, low, t, y);
+        continue;
+      }
+      for (int r = 0; r < MR; ++r) {
+        if (!rows[r].linear) continue;
+        const LoraPart& part = rows[r].linear->parts[p];
+        const uint16_t* b = lora_block(part, b0 + t);
+        if (b) expand_block<1, NT>(b, part.rank, low + r, t, y + r);
+      }
+    }
+  }
+}
+
 template <int MR, int NT, int EPI>
 inline void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   if (job.w.bias)
@@ -107,6 +145,7 @@ inline void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
       const Floats bias = load(job.w.bias + (b0 + t) * kBlock, kBlock);
       for (int r = 0; r < MR; ++r) y[r][t] = y[r][t] + bias;
     }
+  if (job.out.adapters) expand<MR, NT>(job, r0, b0, y);
   if constexpr (EPI == kSiluMul) {
     for (int r = 0; r < MR; ++r) {
       float* out = job.out.data + (r0 + r) * job.out.stride + b0 / 2 * kBlock;
@@ -199,5 +238,20 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
     case kInt8: by_epilogue<kInt8>(job, rows, share); break;
     case kInt4: by_epilogue<kInt4>(job, rows, share); break;
     default: by_epilogue<kInt8Sub>(job, rows, share); break;
+  }
+}
+
+// Four sums a lane, so that no addition waits for the one before it.
+void shrink_row(const LoraPart& part, const float* x, int k, float* low) {
+  const int padded = round_up(part.rank, kBlock);
+  for (int j = 0; j < padded; j += kBlock) {
+    Floats sums[4] = {floats(0.0f), floats(0.0f), floats(0.0f), floats(0.0f)};
+    const uint16_t* a = part.a + j;
+    int i = 0;
+    for (; i + 4 <= k; i += 4)
+      for (int s = 0; s < 4; ++s)
+        sums[s] = fma(floats(x[i + s]), load_bf16(a + size_t(i + s) * padded), sums[s]);
+    for (; i < k; ++i) sums[0] = fma(floats(x[i]), load_bf16(a + size_t(i) * padded), sums[0]);
+    store(low + j, kBlock, (sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 }

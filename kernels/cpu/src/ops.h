@@ -12,6 +12,8 @@ struct LinearOps {
   void (*quantise_row)(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums);
   // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int k, float* y);
+  // low[rank padded to 16] = A x of one part.
+  void (*shrink_row)(const LoraPart&, const float* x, int k, float* low);
 };
 
 // One query row of an attention unit: a token's head against the first keys of a piece.

@@ -26,7 +26,8 @@ namespace avx2 {
 #include "sampling.inl"
 }
 }  // namespace
-const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row};
+const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row,
+                                avx2::shrink_row};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
 const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};
 const Choose kChooseAvx2 = avx2::choose;

@@ -25,7 +25,8 @@ namespace avxvnni {
 }
 }  // namespace
 const LinearOps kLinearAvxVnni{"avx_vnni", avxvnni::gemm, avxvnni::quantise_row,
-                               avxvnni::rms_norm_row};
+                               avxvnni::rms_norm_row,
+                                avxvnni::shrink_row};
 const AttentionOps kAttentionInt8AvxVnni{"avx_vnni", avxvnni::int8_piece, avxvnni::merge};
 }  // namespace tokenloom
 #pragma GCC pop_options

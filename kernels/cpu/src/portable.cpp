@@ -14,7 +14,8 @@ namespace portable {
 #include "sampling.inl"
 }
 const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
-                                portable::rms_norm_row};
+                                portable::rms_norm_row,
+                                portable::shrink_row};
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
 const AttentionOps kAttentionInt8Portable{"portable", portable::int8_piece, portable::merge};
 const Choose kChoosePortable = portable::choose;

@@ -57,6 +57,19 @@ inline void dot_block(const Weight& w, const Activations& x, int r, int b, float
     for (int o = 0; o < kBlock; ++o) y[o] += w.bias[b * kBlock + o];
 }
 
+// What the row's adapter adds to block `b`.
+inline void expand(const Output& out, int r, int b, float y[]) {
+  if (!out.adapters || !out.adapters[r].linear) return;
+  for (int p = 0; p < kLoraParts; ++p) {
+    const LoraPart& part = out.adapters[r].linear->parts[p];
+    const uint16_t* values = lora_block(part, b);
+    if (!values) continue;
+    const float* low = out.adapters[r].low + p * out.low_stride;
+    for (int j = 0; j < part.rank; ++j)
+      for (int o = 0; o < kBlock; ++o) y[o] += low[j] * from_bf16(values[j * kBlock + o]);
+  }
+}
+
 void gemm(const Weight& w, const Activations& x, int rows, const Output& out, int tid,
           int threads) {
   const int unit = out.epilogue == kSiluMul ? 2 : 1;
@@ -66,14 +79,23 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
       float y[kBlock], up[kBlock];
       float* to = out.data + r * out.stride + b / unit * kBlock;
       dot_block(w, x, r, b, y);
+      expand(out, r, b, y);
       if (out.epilogue == kSiluMul) {
         dot_block(w, x, r, b + 1, up);
+        expand(out, r, b + 1, up);
         for (int o = 0; o < kBlock; ++o) to[o] = silu(y[o]) * up[o];
         continue;
       }
       const int count = w.n - b * kBlock < kBlock ? w.n - b * kBlock : kBlock;
       for (int o = 0; o < count; ++o) to[o] = out.epilogue == kAdd ? to[o] + y[o] : y[o];
     }
+}
+
+void shrink_row(const LoraPart& part, const float* x, int k, float* low) {
+  const int padded = round_up(part.rank, kBlock);
+  for (int j = 0; j < padded; ++j) low[j] = 0.0f;
+  for (int i = 0; i < k; ++i)
+    for (int j = 0; j < padded; ++j) low[j] += x[i] * from_bf16(part.a[size_t(i) * padded + j]);
 }
 
 inline const uint8_t* block_of(const uint8_t* base, const KeyBlocks& blocks, int t) {

@@ -98,32 +98,65 @@ void Worker::done(Phase phase) {
 
 void Worker::embed() {
   const Share share(step.num_tokens, tid, threads);
-  for (int t = share.begin; t < share.end; ++t)
-    unpack_row(e.embedding, step.input_ids[t], e.x.data() + size_t(t) * e.shape.hidden);
+  for (int t = share.begin; t < share.end; ++t) {
+    float* x = e.x.data() + size_t(t) * e.shape.hidden;
+    unpack_row(e.embedding, step.input_ids[t], x);
+    if (!e.token_adapters.empty() && e.token_adapters[t])
+      add_embedding(*e.token_adapters[t], step.input_ids[t], x);
+  }
 }
 
-void Worker::quantise(const float* x, const Weight& next, int row) {
+void Worker::add_embedding(const LoraAdapter& adapter, int id, float* x) {
+  const LoraPart& part = adapter.embedding.parts[0];
+  const uint16_t* low = part.a + size_t(id) * round_up(part.rank, kBlock);
+  for (int b = 0; b < part.num_blocks; ++b) {
+    const uint16_t* values = lora_block(part, b);
+    const int count = std::min(kBlock, e.shape.hidden - b * kBlock);
+    for (int j = 0; values && j < part.rank; ++j)
+      for (int o = 0; o < count; ++o)
+        x[b * kBlock + o] += from_bf16(low[j]) * from_bf16(values[j * kBlock + o]);
+  }
+}
+
+// The low-rank inputs of a row for the product that comes next.
+void Worker::shrink(const float* x, int k, int row, int linear) {
+  const int token = linear == kHeadLinear ? step.samples[row] : row;
+  const LoraAdapter* adapter = e.token_adapters[token];
+  e.row_adapters[row] = {nullptr, nullptr};
+  if (!adapter) return;
+  const LoraLinear& change = linear == kHeadLinear ? adapter->head : adapter->linears[linear];
+  float* low = e.low.data() + size_t(row) * kLoraParts * e.low_stride;
+  for (int p = 0; p < kLoraParts; ++p)
+    if (change.parts[p].rank) e.linear->shrink_row(change.parts[p], x, k, low + p * e.low_stride);
+  e.row_adapters[row] = {&change, low};
+}
+
+void Worker::quantise(const float* x, const Weight& next, int row, int linear) {
+  if (!e.token_adapters.empty()) shrink(x, next.k, row, linear);
   const int k_pad = next.k_pad;
   e.linear->quantise_row(x, next.k, k_pad, e.q8.data() + size_t(row) * k_pad,
                          e.q8_scales.data() + size_t(row) * (k_pad / kGroup),
                          e.q8_sums.data() + size_t(row) * (k_pad / kSubgroup));
 }
 
-void Worker::norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows) {
+void Worker::norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows,
+                               int linear) {
   const Share share(rows, tid, threads);
   floats.resize(next.k);
   for (int r = share.begin; r < share.end; ++r) {
     e.linear->rms_norm_row(x + size_t(r) * next.k, weight, e.shape.eps, next.k, floats.data());
-    quantise(floats.data(), next, r);
+    quantise(floats.data(), next, r, linear);
   }
 }
 
-void Worker::quantise_rows(const float* x, size_t stride, const Weight& next, int rows) {
+void Worker::quantise_rows(const float* x, size_t stride, const Weight& next, int rows,
+                           int linear) {
   const Share share(rows, tid, threads);
-  for (int r = share.begin; r < share.end; ++r) quantise(x + r * stride, next, r);
+  for (int r = share.begin; r < share.end; ++r) quantise(x + r * stride, next, r, linear);
 }
 
-void Worker::gemm(const Weight& w, int rows, const Output& out) {
+void Worker::gemm(const Weight& w, int rows, Output out) {
+  if (!e.token_adapters.empty()) out.adapters = e.row_adapters.data(), out.low_stride = e.low_stride;
   e.linear->gemm(w, {e.q8.data(), e.q8_scales.data(), e.q8_sums.data()}, rows, out, tid, threads);
 }
 
@@ -284,7 +317,7 @@ KeyBlocks Worker::key_blocks(const Layer& layer, const Work& work) {
   return {base, base + count * bytes, block_ids.data(), bytes, count};
 }
 
-void Worker::merge_and_quantise(const Weight& o) {
+void Worker::merge_and_quantise(const Weight& o, int linear) {
   const Share share(step.num_tokens, tid, threads);
   for (int t = share.begin; t < share.end; ++t) {
     float* out = e.attended.data() + size_t(t) * o.k;
@@ -296,7 +329,7 @@ void Worker::merge_and_quantise(const Weight& o) {
       for (int d = 0; d < e.shape.head_dim; ++d)
         out[h * e.shape.head_dim + d] = whole[d] * inverse;
     }
-    quantise(out, o, t);
+    quantise(out, o, t, linear);
   }
 }
 

@@ -22,16 +22,20 @@ struct Worker {
   void done(Phase phase);
 
   void embed();
-  void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows);
-  void quantise_rows(const float* x, size_t stride, const Weight& next, int rows);
-  void gemm(const Weight& w, int rows, const Output& out);
+  // Rows on their way into the map `next`; `linear` is its place in an adapter, or kHeadLinear.
+  void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows,
+                         int linear);
+  void quantise_rows(const float* x, size_t stride, const Weight& next, int rows, int linear);
+  void gemm(const Weight& w, int rows, Output out);
   void rotate_and_store(const Layer& layer);  // queries as attention takes them, keys and values to pages
   void attend(const Layer& layer);
-  void merge_and_quantise(const Weight& o);  // pieces of each head in order, then divided
+  void merge_and_quantise(const Weight& o, int linear);  // pieces of each head in order, then divided
   void gather_samples();
 
  private:
-  void quantise(const float* x, const Weight& next, int row);
+  void quantise(const float* x, const Weight& next, int row, int linear);
+  void shrink(const float* x, int k, int row, int linear);
+  void add_embedding(const LoraAdapter& adapter, int id, float* x);
   float* partial(int slot, int head);
   void rotate(float* head, const float* norm, int position);
   void store_key_value(const Layer& layer, const Request& request, int position, int head,

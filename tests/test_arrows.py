@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "client": {"wire"},
     "bench": {"wire", "client", "model_files"},
     "bench.core_ops": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
-    # These run models themselves; the rest of bench sees servers from outside.
+    # These run models or the scheduler themselves; the rest of bench sees servers from outside.
     "bench.quality": {
         "bench",
         "model_files",
@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
         "scheduler_proc.models",
         "kernels",
     },
+    "bench.simulation": {"wire", "bench", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     "tokenizer_proc": {"wire", "model_files"},
     "detokenizer_proc": {"wire", "model_files"},
     "scheduler_proc": {

@@ -1,0 +1,187 @@
+"""A model without floating point: the next id is a hash of the KV slots that it reads. PURE.
+
+The KV of a token is a hash of its id and of the KV before it, as in a real model, and a sample
+reads all of them: a wrong, stale, foreign or missing page shows up as a wrong token at once.
+`HashRunner` stands in for the model runner; `hash_answer` says what a request must get, whatever
+shares the pool with it. Used by `driver`, and by the tests of core and runner.
+"""
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...scheduler_proc.worker_batch import BatchResult, ForwardMode, ModelWorkerBatch
+
+VOCAB = 97
+EOS = 0
+_ID_BYTES = [number.to_bytes(4, sys.byteorder) for number in range(VOCAB)]
+
+
+@dataclass(slots=True, frozen=True)
+class Script:
+    """What the model knows of a request. It finds it by the request's seed."""
+
+    salt: int = 0  # requests of one salt may share KV, others may not
+    ends_at: int | None = None  # length of prompt and answer, ended by EOS; None: the hash says
+
+
+PLAIN = Script()
+
+
+class Reader:
+    """What a sample has read so far: KV states are fed in by position."""
+
+    __slots__ = ("crc", "state")
+
+    def __init__(self, ids: Iterable[int], salt: int = 0) -> None:
+        self.state = salt
+        self.crc = 0
+        for token_id in ids:
+            self.read(token_id)
+
+    def read(self, token_id: int) -> None:
+        self.state = _next_state(self.state, token_id)
+        self.crc = zlib.crc32(self.state.to_bytes(4, sys.byteorder), self.crc)
+
+
+def _next_state(state: int, token_id: int) -> int:
+    return zlib.crc32(_ID_BYTES[token_id], state) or 1  # 0 is what nobody wrote
+
+
+def _sample(crc: int, length: int, script: Script) -> int:
+    """EOS about once in 97, or where the script wants it."""
+    if script.ends_at is None:
+        return crc % VOCAB
+    return EOS if length + 1 >= script.ends_at else crc % (VOCAB - 1) + 1
+
+
+def next_id(ids: Iterable[int], salt: int = 0) -> int:
+    """Deterministic, depends on every id, on its place and on the salt."""
+    return Reader(ids, salt).crc % VOCAB
+
+
+def hash_ids(prompt: Sequence[int], script: Script = PLAIN) -> Iterator[int]:
+    """The answer of a request alone, without end."""
+    reader, length = Reader(prompt, script.salt), len(prompt)
+    while True:
+        token_id = _sample(reader.crc, length, script)
+        yield token_id
+        reader.read(token_id)
+        length += 1
+
+
+def hash_answer(
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    stop_ids: frozenset[int],
+    script: Script = PLAIN,
+) -> list[int]:
+    answer: list[int] = []
+    for token_id in hash_ids(prompt, script):
+        if len(answer) == max_new_tokens:
+            break
+        answer.append(token_id)
+        if token_id in stop_ids:
+            break
+    return answer
+
+
+class HashRunner:
+    """Keeps a page table and one KV state per slot, and distrusts every batch it is given.
+
+    Fill `scripts` by seed; rows whose number is in `fail_rows` get one broken sample.
+    """
+
+    def __init__(self, *, num_pages: int, page_size: int, num_rows: int, budget: int) -> None:
+        self.page_size = page_size
+        self.budget = budget
+        self.scripts: dict[int, Script] = {}
+        self.table: list[list[int]] = [[] for _ in range(num_rows)]
+        self.seeds: dict[int, int] = {}  # of the rows opened so far
+        self.steps = 0
+        self.fail_rows: set[int] = set()
+        self.slots = array("I", bytes(4 * num_pages * page_size))
+        self._memory = memoryview(self.slots).cast("B")
+
+    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+        self.steps += 1
+        self._check(batch)
+        for entry in batch.opened:
+            assert entry.sampling.seed is not None
+            self.seeds[entry.row] = entry.sampling.seed
+            self.table[entry.row].clear()
+        for row, index, page in batch.new_pages:
+            self._map(row, index, page)
+        self._write(batch)
+        return BatchResult(
+            batch.step,
+            [
+                self._sample(row, start + count)
+                for row, start, count, samples in zip(
+                    batch.rows, batch.prefix_lens, batch.extend_lens, batch.samples, strict=True
+                )
+                if samples
+            ],
+        )
+
+    def _map(self, row: int, index: int, page: int) -> None:
+        assert page != 0, "the padding page was handed out"
+        table = self.table[row]
+        if index < len(table):
+            table[index] = page
+        else:  # entries of an earlier holder of the row may leave a gap: nobody wrote page 0
+            table += [0] * (index - len(table))
+            table.append(page)
+
+    def _write(self, batch: ModelWorkerBatch) -> None:
+        """All writes of a step come before all reads, as in a layer of the real model."""
+        size, slots, written, done = self.page_size, self.slots, 0, set()
+        for row, start, count in zip(batch.rows, batch.prefix_lens, batch.extend_lens, strict=True):
+            table = self.table[row]
+            state = self._state_before(row, start)
+            for position in range(start, start + count):
+                slot = table[position // size] * size + position % size
+                state = _next_state(state, batch.input_ids[written])
+                slots[slot] = state
+                done.add(slot)
+                written += 1
+        assert len(done) == written, "two rows write one slot"
+
+    def _state_before(self, row: int, position: int) -> int:
+        if position == 0:
+            return self._script(row).salt
+        before = position - 1
+        page = self.table[row][before // self.page_size]
+        state = self.slots[page * self.page_size + before % self.page_size]
+        assert state, "a slot was read that nobody wrote"
+        return state
+
+    def _sample(self, row: int, end: int) -> int:
+        if row in self.fail_rows:
+            self.fail_rows.discard(row)
+            return -1
+        page_bytes, memory, crc = 4 * self.page_size, self._memory, 0
+        whole, rest = divmod(end, self.page_size)
+        table = self.table[row]
+        for page in table[:whole]:
+            crc = zlib.crc32(memory[page * page_bytes : (page + 1) * page_bytes], crc)
+        if rest:
+            start = table[whole] * page_bytes
+            crc = zlib.crc32(memory[start : start + 4 * rest], crc)
+        return _sample(crc, end, self._script(row))
+
+    def _script(self, row: int) -> Script:
+        return self.scripts.get(self.seeds[row], PLAIN)
+
+    def _check(self, batch: ModelWorkerBatch) -> None:
+        decodes = batch.num_decodes
+        assert len(set(batch.rows)) == len(batch.rows), "a row twice in a batch"
+        assert all(count >= 1 for count in batch.extend_lens)
+        assert sum(batch.extend_lens) == len(batch.input_ids)
+        assert sum(batch.extend_lens[decodes:]) <= self.budget, "more prompt than the budget"
+        assert all(batch.samples[:decodes])
+        assert set(batch.extend_lens[:decodes]) <= {1}
+        assert (batch.mode is ForwardMode.DECODE) == (decodes == len(batch.rows))
+        assert (batch.mode is ForwardMode.EXTEND) == (decodes == 0)

@@ -1,6 +1,7 @@
 # make run       install and serve the embedded model; flags go in ARGS="--port 8000"
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
+# make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
@@ -18,7 +19,10 @@ SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-rec
 NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampling.py \
 	tests/models/test_packed.py
 
-.PHONY: run test lint format sanitize cross clean
+STEPS ?= 1000000
+SEED ?= 0
+
+.PHONY: run test lint format sim sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -34,6 +38,9 @@ lint: .venv/installed-for-tests .typing/tokenloom
 format: .venv/installed-for-tests
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+sim: .venv/installed-for-tests
+	PYTHONPATH=tests $(BIN)/python -m sim.run --steps $(STEPS) --seed $(SEED) --processes 2
 
 # Python is not instrumented, so the runtime comes first by LD_PRELOAD, and libstdc++ with it, which
 # the runtime looks for at its start. Python keeps memory until its end: leaks are not looked for.

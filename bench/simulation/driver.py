@@ -127,11 +127,13 @@ class Driver:
         self.courses: dict[int, Course] = {}
         self._step_time = step_time
 
-    def deliver(self, message: ToScheduler) -> list[ToDetokenizer]:
-        """Between two steps, or while one is in flight."""
+    def deliver(self, message: ToScheduler, at: float | None = None) -> list[ToDetokenizer]:
+        """Between two steps, or while one is in flight. `at`: when it came, where not just now."""
+        if at is None:
+            at = self.now
         if isinstance(message, TokenizedGenerateReq) and message.rid not in self.courses:
             tokens = len(message.input_ids) // 4
-            self.courses[message.rid] = Course(message.rid, self.now, tokens, message.tenant)
+            self.courses[message.rid] = Course(message.rid, at, tokens, message.tenant)
         return self._noted(self.scheduler.handle(message))
 
     def launch(self) -> ModelWorkerBatch | None:
@@ -158,7 +160,8 @@ class Driver:
         due = deque(arrivals)
         while due or not self.scheduler.idle:
             while due and due[0].at <= self.now:
-                self.deliver(due.popleft().message)
+                arrival = due.popleft()
+                self.deliver(arrival.message, arrival.at)
             if self.launch() is not None:
                 self.land()
             elif due:

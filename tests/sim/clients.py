@@ -1,0 +1,139 @@
+"""Makes histories up: bursts of requests, ends at every boundary, results that come late.
+
+All chance is one random.Random. What is drawn depends on the world's state, so that ends hit live
+requests in every state; the events drawn say everything, so that a replay needs no chance at all.
+"""
+
+from random import Random
+from typing import Any
+
+from sim.world import Event, Setup, World
+
+LATE_ENDS = 24  # rids that ended lately and may be ended again
+
+
+def draw_setup(random: Random) -> Setup:
+    """Flags and sizes. Where the scheduler may not learn from retractions, they are many."""
+    page = random.choice((1, 1, 2, 4, 4, 8, 16))
+    chunk = random.choice((0, page, 2 * page, page + 3, 16, 32))
+    scheduling = {
+        "page_size": page,
+        "max_running_requests": random.choice((1, 2, 3, 4, 5, 6, 8, 8)),
+        "chunked_prefill_size": max(page, chunk) if chunk else 0,
+        "mixed_chunk_size": random.choice((0, 0, 1, page, 24)),
+        "max_prefill_tokens": max(page, random.choice((page, 16, 48, 4096))),
+        "schedule_conservativeness": random.choice((0.01, 0.01, 0.01, 0.1, 1.0, 1.3)),
+        "disable_radix_cache": random.random() < 0.1,
+    }
+    learns = random.random() < 0.6
+    context = random.choice((16, 40, 64, 100, 128))
+    pool = (
+        random.choice((0.3, 0.8, 1.0, 1.2, 1.7, 2.5, 4.0, 8.0) if learns else (1.0, 1.5)) * context
+    )
+    return {
+        "scheduling": scheduling,
+        "pool_pages": max(1, int(pool) // page + random.choice((-1, 0, 1))),
+        "context": context,
+        "learns": learns,
+    }
+
+
+class Clients:
+    """One episode's crowd. Its habits are drawn once, so that episodes differ from each other."""
+
+    def __init__(self, random: Random, world: World) -> None:
+        self._random = random
+        self._world = world
+        self._next_rid = 1
+        self._crowd = random.choice((1, 2, 2, 3, 6)) * world.num_rows
+        self._burst = random.choice((0.0, 0.0, 0.02, 0.1, 0.3))  # 0: only when all are gone
+        self._idle = random.choice((0.0, 0.5))
+        self._ends = random.choice((0.0, 0.01, 0.05, 0.2))
+        self._late = random.choice((0.0, 0.3, 0.8))  # how often messages come during a step
+        self._broken = random.choice((0.0, 0.0, 0.02))
+        self._shared = random.choice((0.0, 0.5, 0.9))
+        learns = world.setup["learns"]
+        self._short = random.choice((0.2, 0.8, 0.95)) if learns else 0.95
+        self._long = random.choice((0.0, 0.5, 0.9)) if learns else 0.9
+        self._texts = random.choice((1, 2, 4))  # that requests share
+        self._lengths = self._borders()
+
+    def round(self) -> list[Event]:
+        """The events of one step, drawn as they are applied by the caller, one list at a time."""
+        random = self._random
+        during = random.random() < self._late
+        events: list[Event] = [] if during else self._messages()
+        events.append(["launch"])
+        if during:
+            events += self._messages()
+        broken = list(self._world.live) if random.random() < self._broken else []
+        events.append(["land", random.sample(broken, min(len(broken), 1))])
+        return events
+
+    def _messages(self) -> list[Event]:
+        random, live = self._random, self._world.live
+        events: list[Event] = []
+        if not live or (len(live) < self._crowd and random.random() < self._burst):
+            events += [self._submit() for _ in range(random.randint(1, self._crowd - len(live)))]
+        while random.random() < self._ends:
+            events.append([random.choice(("abort", "stop")), self._someone()])
+            if random.random() < 0.2:
+                events.append(["abort", events[-1][1]])
+        if random.random() < 0.02:
+            events.append(["stats"])
+        if random.random() < 0.002:
+            events.append(["again", self._someone()])
+        random.shuffle(events)
+        if not live and random.random() < self._idle:
+            events.insert(0, ["idle"])
+        return events
+
+    def _someone(self) -> int:
+        """Mostly somebody live, rare states before others; else one that ended or never was."""
+        random, live = self._random, list(self._world.live)
+        if (rare := self._world.in_rare_states()) and random.random() < 0.3:
+            return random.choice(rare)
+        if live and random.random() < 0.9:
+            return random.choice((live[0], live[-1], random.choice(live)))
+        return random.randint(max(1, self._next_rid - LATE_ENDS), self._next_rid + 1)
+
+    def _submit(self) -> Event:
+        random = self._random
+        rid, self._next_rid = self._next_rid, self._next_rid + 1
+        text: dict[str, Any] = {"prefix": random.randrange(self._texts), "shared": 0, "own": 0}
+        if rid > 3 and random.random() < 0.15:
+            text.update(after=rid - random.randint(1, 3), own=random.randint(1, 3))
+        elif random.random() < self._shared:
+            text.update(shared=self._prompt_length(), own=random.choice((0, 1, 2, 5)))
+        else:
+            text["own"] = self._prompt_length()
+        wishes: dict[str, Any] = {}
+        if random.random() < 0.8:
+            wishes["max_new"] = self._answer_length()
+        if random.random() < 0.7:
+            wishes["ignore_eos"] = True
+        if random.random() < 0.1:
+            wishes["stop_ids"] = [random.randrange(97) for _ in range(4)]
+        return ["submit", rid, text, wishes]
+
+    def _answer_length(self) -> int:
+        """Long answers beside each other are what pools overflow by."""
+        random, longest = self._random, self._world.longest
+        if random.random() < self._long:
+            return random.randint(longest // 4 + 1, longest * 2 // 3 + 1)
+        return random.choice((1, 2, random.choice(self._lengths) + 1, random.randint(1, 40)))
+
+    def _prompt_length(self) -> int:
+        """At borders, or where most of the context is left for the answer."""
+        if self._random.random() < self._short:
+            return self._random.randint(1, max(1, self._world.longest // 3))
+        return self._random.choice(self._lengths)
+
+    def _borders(self) -> list[int]:
+        """Lengths at which something could be off by one; short ones are more frequent."""
+        world = self._world
+        page, longest = world.page_size, world.longest
+        near = (page, 2 * page, world.budget, world.budget + page, longest // 2, longest - 1)
+        lengths = [max(0, at + by) for at in near for by in (-1, 0, 1)]
+        fitting = [length for length in lengths if length < longest]
+        return fitting + fitting + lengths + [1, 2, 3, 5, 8] * 3

@@ -1,0 +1,56 @@
+"""The full set of laws, too dear for each step: ownership, locks, and what every slot holds."""
+
+import zlib
+from array import array
+from collections.abc import Iterator
+
+from tokenloom.bench.simulation.driver import Driver
+from tokenloom.scheduler_proc.core.radix_cache import TreeNode
+
+
+def check_all(driver: Driver) -> None:
+    """I1 to I4 by the core's own audit, then all slots against I7 and I12. No step in flight."""
+    assert driver.in_flight is None
+    driver.scheduler.check()
+    _check_requests(driver)
+    _check_tree(driver)
+
+
+def _states(ids: "array[int]", state: int) -> Iterator[int]:
+    for token_id in ids:
+        state = zlib.crc32(token_id.to_bytes(4, "little"), state) or 1
+        yield state
+
+
+def _slots(driver: Driver, pages: list[int]) -> list[int]:
+    size, slots = driver.runner.page_size, driver.runner.slots
+    return [state for page in pages for state in slots[page * size : (page + 1) * size]]
+
+
+def _check_requests(driver: Driver) -> None:
+    """What a request has computed stands in its pages, in order, under its own salt."""
+    for req in driver.scheduler._running.values():
+        kv = req.kv
+        assert kv is not None
+        assert kv.computed <= len(req.ids)
+        wanted = list(_states(req.ids[: kv.computed], driver.runner.scripts[req.rid].salt))
+        held = _slots(driver, kv.pages)[: kv.computed]
+        assert held == wanted, f"I7, I12: the pages of {req.rid} do not hold its tokens"
+
+
+def _check_tree(driver: Driver) -> None:
+    """Each node's pages hold the KV of the ids on its path."""
+    salts = {0} | {script.salt for script in driver.runner.scripts.values()}
+    todo: list[tuple[TreeNode, set[int]]] = [
+        (child, salts) for child in driver.scheduler._kv.tree.root.children.values()
+    ]
+    while todo:
+        node, befores = todo.pop()
+        ids = array("i")
+        ids.frombytes(node.key)
+        held = _slots(driver, node.pages)
+        ends = {before for before in befores if held[0] == next(_states(ids[:1], before))}
+        assert ends, f"I7, I12: node {node.uid} does not follow its parent"
+        for before in ends:
+            assert held == list(_states(ids, before)), f"I7: node {node.uid} holds other tokens"
+        todo += [(child, {held[-1]}) for child in node.children.values()]

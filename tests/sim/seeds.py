@@ -1,0 +1,67 @@
+"""Histories that once broke a law, shrunk by `run`; each is replayed by the tests for ever.
+
+Those named "by hand" broke laws of a core with a bug made for it: see test_simulation.py.
+"""
+
+from sim.run import History
+
+HISTORIES: dict[str, History] = {
+    "by hand: a broken row leaks a page": History(
+        {
+            "scheduling": {
+                "page_size": 4,
+                "max_running_requests": 8,
+                "chunked_prefill_size": 8,
+                "max_prefill_tokens": 4,
+                "schedule_conservativeness": 0.1,
+            },
+            "pool_pages": 16,
+            "context": 64,
+            "learns": False,
+        },
+        [
+            ["submit", 4, {"prefix": 0, "shared": 9, "own": 1}, {"max_new": 43}],
+            ["launch"],
+            ["land", []],
+            ["launch"],
+            ["land", []],
+            ["launch"],
+            ["land", [4]],
+        ],
+    ),
+    "by hand: an abort in flight frees at once": History(
+        {
+            "scheduling": {
+                "page_size": 1,
+                "max_running_requests": 2,
+                "chunked_prefill_size": 4,
+                "max_prefill_tokens": 16,
+            },
+            "pool_pages": 26,
+            "context": 16,
+            "learns": True,
+        },
+        [
+            ["submit", 34, {"prefix": 0, "shared": 0, "own": 2}, {"max_new": 9}],
+            ["launch"],
+            ["stop", 34],
+        ],
+    ),
+    "by hand: a match is a page too long": History(
+        {
+            "scheduling": {
+                "page_size": 2,
+                "max_running_requests": 4,
+                "chunked_prefill_size": 0,
+                "max_prefill_tokens": 2,
+            },
+            "pool_pages": 97,
+            "context": 128,
+            "learns": False,
+        },
+        [
+            ["submit", 13, {"prefix": 0, "shared": 30, "own": 0}, {"max_new": 1}],
+            ["submit", 17, {"prefix": 0, "shared": 22, "own": 5}, {"max_new": 40}],
+        ],
+    ),
+}

@@ -1,0 +1,183 @@
+"""Which situations a run has met, and how often it must: a tame workload proves nothing."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from tokenloom.scheduler_proc.core.prefill_adder import is_protected
+from tokenloom.scheduler_proc.core.radix_cache import Inserted, TreeNode
+from tokenloom.scheduler_proc.core.req import Req, ReqState
+from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch
+
+# at least so many in 100,000 steps; well under what the workload gives, well over nothing
+EXPECTED = {
+    "abort: again in flight": 60,
+    "abort: between chunks": 50,
+    "abort: between chunks, in flight": 20,
+    "abort: decoding": 250,
+    "abort: decoding, in flight": 120,
+    "abort: extending, in flight": 15,
+    "abort: finished": 300,
+    "abort: unknown": 20,
+    "abort: waiting": 300,
+    "abort: waiting, retracted": 4,
+    "admitted: again": 80,
+    "admitted: protected": 4,
+    "broken sample": 60,
+    "drain, between steps": 5,
+    "drain, step in flight": 5,
+    "duplicates at insert": 80,
+    "eviction: a node": 6000,
+    "eviction: a parent after its child": 1000,
+    "eviction: a part of a node": 6000,
+    "hit: a part": 400,
+    "hit: all but the last page": 300,
+    "hit: none": 2000,
+    "length: context": 300,
+    "length: pool": 300,
+    "prompt cut": 3000,
+    "refused: draining": 100,
+    "refused: too long": 200,
+    "retraction: decoding": 80,
+    "rid in use sent again": 30,
+    "split": 60,
+    "split of a locked node": 40,
+    "step: extend": 3000,
+    "step: mixed": 3000,
+    "stop: between chunks": 40,
+    "stop: decoding": 200,
+    "stop: decoding, in flight": 100,
+    "stop: finished": 200,
+    "stop: unknown": 12,
+    "stop: waiting": 250,
+    "stop: waiting, retracted": 2,
+    "waiting: a crowd": 2000,
+    "waiting: no room or budget": 10_000,
+    "waiting: no row": 4000,
+}
+
+
+class Situations:
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.steps = 0
+        self.trace = 0  # a hash of all decisions of all worlds
+
+    def count(self, what: str, times: int = 1) -> None:
+        self.counts[what] += times
+
+    def missing(self) -> dict[str, str]:
+        """What was met too seldom, with how often and how often it should have been."""
+        wanted = {name: low * self.steps // 100_000 for name, low in EXPECTED.items()}
+        return {
+            name: f"{self.counts[name]} of {low}"
+            for name, low in wanted.items()
+            if self.counts[name] < low
+        }
+
+    def ending(self, kind: str, core: Scheduler, rid: int) -> None:
+        """A client or the detokenizer ends `rid`, which is live, whatever state it is in."""
+        req = core._reqs[rid]
+        flying = core._launched
+        where = req.state.value
+        if req.state is ReqState.WAITING and req.retractions:
+            where = "waiting, retracted"
+        elif req.state is ReqState.EXTENDING and req is core._chunked:
+            where = "between chunks"
+        if req.state is not ReqState.WAITING and flying is not None:
+            where += ", in flight" if req in flying.reqs else ", beside a step in flight"
+        self.count(f"{kind}: {where}")
+
+    def step(self, core: Scheduler, batch: ModelWorkerBatch) -> None:
+        self.steps += 1
+        self.count(f"step: {batch.mode.value}")
+        if len(core._waiting):
+            full = not core._kv.rows.available
+            self.count("waiting: no row" if full else "waiting: no room or budget")
+            if len(core._waiting) > 4 * core._kv.rows.capacity:
+                self.count("waiting: a crowd")
+        if batch.mode is not ForwardMode.DECODE and core._chunked is not None:
+            self.count("prompt cut")
+
+    def admission(self, core: Scheduler, rid: int) -> None:
+        req = core._reqs[rid]
+        assert req.kv is not None
+        size = core._kv.page_size
+        if is_protected(req):
+            self.count("admitted: protected")
+        elif req.retractions:
+            self.count("admitted: again")
+        if req.kv.tree_pages == (len(req.ids) - 1) // size and req.kv.tree_pages:
+            self.count("hit: all but the last page")
+        elif req.kv.tree_pages:
+            self.count("hit: a part")
+        else:
+            self.count("hit: none")
+
+
+def watch(core: Scheduler, count: Callable[[str], None]) -> None:
+    """Count what happens inside the tree and the pool, and hold evictions to their laws."""
+    tree = core._kv.tree
+    evictable = 0  # when the eviction began
+    below: set[int] = set()  # parents of what it has detached so far
+    dropped = 0  # pages of the detached nodes
+
+    def splitting(node: TreeNode, *_: int) -> None:
+        count("split of a locked node" if node.lock_count else "split")
+
+    def detaching(leaf: TreeNode) -> None:
+        assert leaf.is_evictable_leaf(), "I3: a locked or inner node was evicted"
+        nonlocal dropped
+        if leaf.uid in below:
+            count("eviction: a parent after its child")
+        assert leaf.parent is not None
+        below.add(leaf.parent.uid)
+        dropped += len(leaf.pages)
+        count("eviction: a node")
+
+    def evicting(wanted: int) -> None:
+        nonlocal evictable, dropped
+        below.clear()
+        evictable, dropped = tree.evictable_pages, 0
+
+    def evicted(pages: list[int], wanted: int) -> None:
+        assert len(pages) >= min(wanted, evictable), "I13: too little evicted"
+        if len(pages) > dropped:
+            count("eviction: a part of a node")
+        if len(pages) < wanted:
+            count("eviction: not enough")
+
+    def inserted(result: Inserted, *_: object) -> None:
+        if result.duplicates:
+            count("duplicates at insert")
+
+    def retracting(req: Req) -> None:
+        count(f"retraction: {req.state.value}")
+        if is_protected(req):
+            count("retraction: protected")
+
+    _wrap(tree, "_split", before=splitting)
+    _wrap(tree, "_detach", before=detaching)
+    _wrap(tree, "evict", before=evicting, after=evicted)
+    _wrap(tree, "insert", after=inserted)
+    _wrap(core, "_retract", before=retracting)
+
+
+def _wrap(
+    owner: object,
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    inner = getattr(owner, name)
+
+    def call(*args: object) -> object:
+        if before is not None:
+            before(*args)
+        result = inner(*args)
+        if after is not None:
+            after(result, *args)
+        return result
+
+    setattr(owner, name, call)

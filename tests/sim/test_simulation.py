@@ -1,0 +1,193 @@
+"""The scheduler through 200,000 seeded steps, and whether the simulation would see a bug at all."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from sim.run import Failure, History, run, run_episode
+from sim.seeds import HISTORIES
+from sim.shrink import ddmin, shrink
+from sim.situations import EXPECTED, Situations
+
+from tokenloom.scheduler_proc.core.kv_cache import KVCache
+from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
+from tokenloom.scheduler_proc.core.req import Req
+from tokenloom.scheduler_proc.core.scheduler import Scheduler
+
+STEPS = 200_000
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_no_law_is_broken_and_nothing_is_left_out() -> None:
+    situations = run("tests", STEPS)
+    assert situations.steps >= STEPS
+    assert not situations.missing()
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_what_was_found_stays_fixed(name: str) -> None:
+    HISTORIES[name].replay()
+
+
+def test_a_tame_workload_does_not_pass() -> None:
+    situations = Situations()
+    situations.steps = 100_000
+    assert set(situations.missing()) == set(EXPECTED)
+
+
+@pytest.mark.slow
+def test_same_seed_same_trace_whatever_the_hash_seed() -> None:
+    """I18: no decision hangs on the order of a set."""
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-m", "sim.run", "--steps", "3000", "--seed", "trace", "--trace"],
+            env={**os.environ, "PYTHONPATH": _path(), "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert b"\ntrace " in first
+    assert first == second
+
+
+def _path() -> str:
+    return os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def evict_ignores_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        TreeNode,
+        "is_evictable_leaf",
+        lambda node: not node.children and node.parent is not None,
+    )
+
+
+def unlock_forgets_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlock(tree: RadixCache, node: TreeNode) -> None:
+        if node is not tree.root:
+            node.lock_count -= 1
+
+    monkeypatch.setattr(RadixCache, "unlock", unlock)
+
+
+def match_is_a_page_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = RadixCache._common_pages
+
+    def common(tree: RadixCache, run: bytes, key: bytes, start: int) -> int:
+        right = inner(tree, run, key, start)
+        limit = min(len(run), len(key) - start) // tree._page_bytes
+        return min(right + 1, limit)
+
+    monkeypatch.setattr(RadixCache, "_common_pages", common)
+
+
+def stale_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    def admit(kv: KVCache, req: Req, match: Match) -> None:
+        inner(kv, req, match)
+        assert req.kv is not None
+        req.kv.computed = min(req.kv.computed + kv.page_size, len(req.ids) - 1)
+
+    inner = KVCache.admit
+    monkeypatch.setattr(KVCache, "admit", admit)
+
+
+def pages_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(kv: KVCache, req: Req, *, keep: bool = True) -> None:
+        own = req.kv and req.kv.pages[req.kv.tree_pages :]
+        if own and not keep:
+            req.kv.pages.pop()
+        inner(kv, req, keep=keep)
+
+    inner = KVCache.release
+    monkeypatch.setattr(KVCache, "release", release)
+
+
+def abort_in_flight_frees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(core: Scheduler, rid: int, finish: object) -> None:
+        launched, core._launched = core._launched, None
+        inner(core, rid, finish)  # type: ignore[arg-type]
+        core._launched = launched
+
+    inner = Scheduler._end_early
+    monkeypatch.setattr(Scheduler, "_end_early", end)
+
+
+def retracted_lose_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def retract(core: Scheduler, req: Req) -> None:
+        inner(core, req)
+        if req.output_len:
+            req.ids.pop()
+
+    inner = Scheduler._retract
+    monkeypatch.setattr(Scheduler, "_retract", retract)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    evict_ignores_locks,
+    unlock_forgets_the_path,
+    match_is_a_page_too_long,
+    stale_match,
+    pages_leak,
+    abort_in_flight_frees_at_once,
+    retracted_lose_a_token,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_made_by_hand_is_found_and_its_history_short(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(Failure) as found:
+        run("bugs", 100_000)
+    assert len(found.value.history.events) < 50
+    assert f"--episode {found.value.name}" in str(found.value)
+    with pytest.raises(Failure, match="fails"):
+        run_episode(found.value.name, Situations())
+    monkeypatch.undo()
+    found.value.history.replay()
+
+
+def test_shrinking_leaves_what_it_takes() -> None:
+    def fails(events: Sequence[int]) -> bool:
+        return sum(event == 7 for event in events) >= 2 and 3 in events
+
+    assert ddmin([*range(40), *range(40)], fails) == [7, 3, 7]
+    assert ddmin([5], lambda events: 5 in events) == [5]
+
+
+def test_shrinking_sees_through_what_hides_a_shorter_history() -> None:
+    def fails(events: Sequence[int]) -> bool:
+        """9 fails after some zeros, and each 1 makes that ten more."""
+        zeros = 2 + 10 * events.count(1)
+        return 9 in events and zeros <= events.count(0) < zeros + 5
+
+    whole = [1, 1, *[0] * 22, 9]
+    assert ddmin(whole, fails) == whole
+    assert shrink(whole, fails, lambda event: event == 1) == [0, 0, 9]
+
+
+def test_any_part_of_a_history_is_a_history() -> None:
+    setup = {
+        "scheduling": {"page_size": 4, "chunked_prefill_size": 8, "max_prefill_tokens": 8},
+        "pool_pages": 16,
+        "context": 40,
+        "learns": True,
+    }
+    events = [
+        ["launch"],
+        ["submit", 1, {"prefix": 0, "shared": 20, "own": 0}, {"max_new": 4}],
+        ["launch"],
+        ["launch"],
+        ["abort", 1],
+        ["abort", 2],
+        ["submit", 2, {"after": 9, "prefix": 0, "shared": 20, "own": 1}, {}],
+    ]
+    for first in range(len(events)):
+        for last in range(len(events)):
+            History(setup, events[first:last]).replay()

@@ -1,0 +1,353 @@
+"""A scheduler, its hash model and its clients' view: applies events and checks laws on the way.
+
+An event is a small list that JSON can carry, and any subset of a history is a history: what makes
+no sense at its moment (a result without a step) does nothing. `clients` makes histories up, `run`
+replays and shrinks them. The numbers of laws, I1 to I20, are explained in docs/testing.md.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.laws import check_all
+from sim.situations import Situations, watch
+
+from tokenloom.bench.simulation.driver import Driver, request
+from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader, Script
+from tokenloom.bench.simulation.step_time import StepTime
+from tokenloom.scheduler_proc.core.intake import Limits
+from tokenloom.scheduler_proc.core.prefill_adder import MAX_RETRACTIONS
+from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.messages import (
+    AbortReq,
+    BatchTokenIDOut,
+    Drained,
+    DrainReq,
+    Finish,
+    StatsOut,
+    StatsReq,
+    StopMatched,
+    ToDetokenizer,
+    TokenIDOut,
+    TokenizedGenerateReq,
+    ToScheduler,
+)
+from tokenloom.wire.sampling import SamplingParams
+
+Event = list[Any]
+Setup = dict[str, Any]
+FULL_CHECK_EVERY = 64  # steps
+_CONSTANT_TIME = StepTime(step=1.0, weights=0.0, token=0.0, row=0.0, context_token=0.0)
+_GROWING = ("step", "retractions_total", "prompt_tokens_total", "cached_tokens_total")
+
+
+def tokens_of(stream: int, start: int, count: int) -> list[int]:
+    """A piece of one of infinitely many endless texts."""
+    return [(stream * 7919 + i * i * 31 + i * (stream + 3)) % (VOCAB - 1) + 1
+            for i in range(start, start + count)]  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """What one client asked for and what it has been told."""
+
+    message: TokenizedGenerateReq
+    prompt: list[int]
+    limit: int  # tokens of answer at most; below 1: must be refused
+    stop_ids: frozenset[int]
+    alone: Reader  # the same request with a pool of its own
+    got: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    cached: int | None = None
+    may_abort: bool = False
+    may_stop: bool = False
+    may_break: bool = False
+    after_drain: bool = False
+
+
+class World:
+    def __init__(self, setup: Setup, situations: Situations) -> None:
+        self.setup = setup
+        settings = SchedulingConfig(**setup["scheduling"])
+        self.page_size = settings.page_size
+        self.num_rows = settings.max_running_requests
+        self.capacity = setup["pool_pages"] * self.page_size
+        num_pages = setup["pool_pages"] + 1
+        self.longest = min(setup["context"], self.capacity)
+        limits = Limits(VOCAB, setup["context"], self.capacity, frozenset({EOS}))
+        self.scheduler = Scheduler(settings, limits, num_pages)
+        if not setup["learns"]:  # one retraction teaches a pool of this size to have no more
+            self.scheduler._ratio.learn = lambda survivors: None  # type: ignore[method-assign]
+        chunk, most = settings.chunked_prefill_size, settings.max_prefill_tokens
+        self.budget = max(
+            self.page_size, min(chunk, most) if chunk else max(most, setup["context"])
+        )
+        runner = HashRunner(
+            num_pages=num_pages,
+            page_size=self.page_size,
+            num_rows=self.num_rows,
+            budget=self.budget,
+        )
+        self.driver = Driver(self.scheduler, runner, _CONSTANT_TIME)
+        self.clients: dict[int, Client] = {}
+        self.live: dict[int, Client] = {}
+        self.situations = situations
+        self.trace = 0  # a hash of all that was decided and said
+        self.draining = False
+        self.drained = False
+        self.violations = 0  # that the scheduler must have counted
+        self._owed: set[int] = set()  # rids that the landing of this step must end
+        self._last_stats = self.scheduler.stats()
+        watch(self.scheduler, situations.count)
+
+    # -- events
+
+    def apply(self, event: Event) -> None:
+        getattr(self, f"_on_{event[0]}")(*event[1:])
+
+    def _on_submit(self, rid: int, text: dict[str, Any], wishes: dict[str, Any]) -> None:
+        if rid in self.clients:
+            return
+        prompt: list[int] = []
+        if (before := self.clients.get(text.get("after", 0))) is not None:
+            prompt += before.prompt + before.got
+        prompt += tokens_of(text["prefix"], 0, text["shared"])
+        prompt += tokens_of(rid + 1000, 0, text["own"])
+        more = {
+            name: wishes[name] for name in ("priority", "tenant", "namespace") if name in wishes
+        }
+        params = SamplingParams(
+            max_new_tokens=wishes.get("max_new"),
+            ignore_eos=wishes.get("ignore_eos", False),
+            stop_token_ids=tuple(wishes.get("stop_ids", ())),
+        )
+        message = request(rid, prompt, params, **more)
+        salt = zlib.crc32(message.namespace.encode())
+        room = self.longest - len(prompt) if prompt else 0
+        asked = params.max_new_tokens
+        limit = room if asked is None else min(room, asked)
+        self.driver.runner.scripts[rid] = Script(salt)
+        own = frozenset(params.stop_token_ids)
+        stops = own if params.ignore_eos else own | {EOS}
+        client = Client(message, prompt, limit, stops, Reader(prompt, salt))
+        client.after_drain = self.draining
+        self.clients[rid] = self.live[rid] = client
+        self._deliver(message)
+        refused = limit < 1 or self.draining
+        assert (client.finish is not None) == refused, f"{rid}: accepted or refused wrongly"
+
+    def _on_again(self, rid: int) -> None:
+        """The same rid while it is in use: a bug of the front, which must harm nobody."""
+        if rid in self.live:
+            self.violations += 1
+            self._deliver(self.clients[rid].message)
+            self.situations.count("rid in use sent again")
+
+    def _on_abort(self, rid: int) -> None:
+        self._end("abort", rid, AbortReq(rid))
+
+    def _on_stop(self, rid: int) -> None:
+        self._end("stop", rid, StopMatched(rid))
+
+    def _end(self, kind: str, rid: int, message: ToScheduler) -> None:
+        client = self.live.get(rid)
+        if client is None:
+            self.situations.count(f"{kind}: {'finished' if rid in self.clients else 'unknown'}")
+        elif rid in self._owed:
+            self.situations.count(f"{kind}: again in flight")
+        else:
+            self.situations.ending(kind, self.scheduler, rid)
+            client.may_abort = isinstance(message, AbortReq)
+            client.may_stop = not client.may_abort
+        self._deliver(message)
+        if client is not None and client.finish is None:
+            assert self.driver.in_flight is not None, f"I15: {rid} outlives its end"
+            self._owed.add(rid)
+
+    def _on_stats(self) -> None:
+        (stats,) = self.scheduler.handle(StatsReq(7))
+        assert isinstance(stats, StatsOut)
+        assert stats.seq == 7
+        self._check_stats(stats)
+
+    def _on_drain(self) -> None:
+        busy = self.driver.in_flight is not None
+        self.situations.count("drain, step in flight" if busy else "drain, between steps")
+        waiting = [req.rid for req in self.scheduler._waiting if not req.admitted]
+        self.draining = True
+        for client in self.live.values():
+            client.after_drain = client.message.rid in waiting
+        self._deliver(DrainReq())
+        assert all(self.clients[rid].finish for rid in waiting), "I19: waits through a drain"
+
+    def _on_idle(self) -> None:
+        if self.scheduler.idle and self.driver.in_flight is None:
+            self.scheduler.on_idle(self._report)
+
+    def _on_launch(self) -> None:
+        if self.driver.in_flight is not None:
+            return
+        before = {rid: client for rid, client in self.live.items() if rid not in self._owed}
+        batch = self.driver.launch()
+        if batch is None:
+            assert not before, f"I8: work is left but no step is made: {list(before)[:5]}"
+            return
+        self.trace = zlib.crc32(
+            repr((batch.rows, batch.prefix_lens, batch.extend_lens)).encode(), self.trace
+        )
+        assert 0 < len(batch.rows) <= self.num_rows, "I10: rows"
+        for entry in batch.opened:
+            rid = entry.sampling.seed
+            assert rid is not None
+            self._check_admission(rid)
+        self.situations.step(self.scheduler, batch)
+
+    def _on_land(self, broken: Sequence[int] = ()) -> None:
+        batch = self.driver.in_flight
+        if batch is None:
+            return
+        runner = self.driver.runner
+        for row, samples in zip(batch.rows, batch.samples, strict=True):
+            opened = {entry.row: entry.sampling.seed for entry in batch.opened}
+            rid = opened.get(row, runner.seeds.get(row))
+            if samples and rid in broken and rid not in self._owed:
+                runner.fail_rows.add(row)
+                self.clients[rid].may_break = True
+                self.situations.count("broken sample")
+        self._hear(self.driver.land())
+        assert not runner.fail_rows
+        late = [rid for rid in self._owed if self.clients[rid].finish is None]
+        assert not late, f"I15: {late} outlive the step in flight"
+        self._owed.clear()
+        self._check_stats(self.scheduler.stats())
+        if self.driver.steps % FULL_CHECK_EVERY == 0:
+            check_all(self.driver)
+
+    def in_rare_states(self) -> list[int]:
+        """Retracted and waiting, or with a prompt that is partly computed."""
+        retracted = [req.rid for req in self.scheduler._waiting if req.retractions]
+        chunked = self.scheduler._chunked
+        return retracted if chunked is None else [*retracted, chunked.rid]
+
+    # -- what is said
+
+    def _deliver(self, message: ToScheduler) -> None:
+        self._hear(self.driver.deliver(message))
+
+    def _hear(self, messages: list[ToDetokenizer]) -> None:
+        for message in messages:
+            self.trace = zlib.crc32(repr(message).encode(), self.trace)
+            if isinstance(message, Drained):
+                assert self.draining, "I19: drained without being asked to"
+                assert not self.drained, "I19: drained twice"
+                assert not self.live, "I19: drained with work left"
+                self.drained = True
+            else:
+                assert isinstance(message, BatchTokenIDOut)
+                assert message.rows
+                for row in message.rows:
+                    self._hear_row(row)
+
+    def _hear_row(self, row: TokenIDOut) -> None:
+        client = self.clients[row.rid]
+        assert client.finish is None, f"I5: {row.rid} goes on after its end"
+        assert (row.opened is not None) == (client.cached is None), "opened: first row, no other"
+        assert client.cached in (None, row.cached_tokens), "I6: cached_tokens changed"
+        client.cached = row.cached_tokens
+        assert 0 <= row.cached_tokens <= max(0, len(client.prompt) - 1), "I6: cached_tokens"
+        ended = False
+        for token_id in row.token_ids:
+            assert not ended, f"{row.rid}: a token after the last one"
+            assert token_id == client.alone.crc % VOCAB, f"I7: {row.rid}: not what it gets alone"
+            client.alone.read(token_id)
+            client.got.append(token_id)
+            assert len(client.got) <= client.limit, "I6: more tokens than asked for"
+            ended = token_id in client.stop_ids or len(client.got) == client.limit
+        assert not ended or row.finish is not None, f"I5: {row.rid} did not end at its last token"
+        if row.finish is not None:
+            self._check_finish(client, row, row.finish)
+            client.finish = row.finish
+            del self.live[row.rid]
+
+    def _check_finish(self, client: Client, row: TokenIDOut, finish: Finish) -> None:
+        match finish.reason:
+            case "stop" if finish.matched is not None:
+                assert row.token_ids[-1:] == (finish.matched,), "I5: matched is not the last token"
+                assert finish.matched in client.stop_ids
+            case "stop":
+                assert client.may_stop, "I5: stop out of nothing"
+            case "length":
+                assert row.token_ids, "I5: length without a token"
+                assert len(client.got) == client.limit, "I5: length too early"
+                length = len(client.prompt) + len(client.got)
+                if length == self.longest:
+                    border = "pool" if length == self.capacity else "context"
+                    self.situations.count(f"length: {border}")
+            case "abort":
+                assert client.may_abort, "I5: abort out of nothing"
+            case "error":
+                self._check_error(client, finish)
+
+    def _check_error(self, client: Client, finish: Finish) -> None:
+        assert finish.message
+        match finish.status:
+            case 400:
+                assert client.limit < 1, "I5: a good request was refused"
+                self.situations.count("refused: too long")
+            case 500:
+                assert client.may_break, "I16: broken without a broken sample"
+            case 503:
+                assert client.after_drain, "I5: refused without a drain"
+                self.situations.count("refused: draining")
+            case _:
+                raise AssertionError(f"I5: status {finish.status}")
+
+    # -- cheap laws, each step
+
+    def _check_admission(self, rid: int) -> None:
+        course = self.driver.courses[rid]
+        assert rid in self.live, "an ended request was given a row"
+        assert not self.draining or len(course.admissions) > 1, "I19: a new start while draining"
+        assert course.retractions <= MAX_RETRACTIONS + 1, f"I9: {rid} is retracted again and again"
+        self.situations.admission(self.scheduler, rid)
+
+    def _check_stats(self, stats: StatsOut) -> None:
+        total = stats.free_tokens + stats.used_tokens + stats.evictable_tokens
+        assert total == self.capacity, "I1: counts"
+        assert min(stats.free_tokens, stats.used_tokens, stats.evictable_tokens) >= 0, "I1"
+        assert stats.running + stats.free_rows == self.num_rows, "rows"
+        assert stats.running + stats.waiting == len(self.live), "I5: tables and clients disagree"
+        for name in _GROWING:
+            assert getattr(stats, name) >= getattr(self._last_stats, name), f"I6: {name} fell"
+        assert stats.violations_total == self.violations, "the scheduler counted a violation"
+        self._last_stats = stats
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Let all that is left run to its end; then nothing may be left anywhere (I5, I20)."""
+        self.apply(["land"])
+        need = sum(len(client.prompt) + client.limit for client in self.live.values())
+        for _ in range((MAX_RETRACTIONS + 2) * need + 10):
+            self.apply(["launch"])
+            if self.driver.in_flight is None:
+                break
+            self.apply(["land"])
+        assert not self.live, f"I8: {list(self.live)[:5]} never end"
+        check_all(self.driver)
+        core, kv = self.scheduler, self.scheduler._kv
+        tables = (core._reqs, core._running, core._waiting, core._endings)
+        assert [len(table) for table in tables] == [0, 0, 0, 0], "I20: a table is not empty"
+        assert core._launched is None, "I20"
+        assert core._chunked is None, "I20"
+        assert self.drained == self.draining, "I19: never drained"
+        assert core.stats().used_tokens == 0, "I20"
+        assert kv.make_room(kv.pages.capacity), "I20: the pool is not whole after a flush"
+        assert not kv.tree.nodes(), "I20: the tree is not empty after a flush"
+        self.scheduler.on_idle(self._report)
+
+    @staticmethod
+    def _report(message: str) -> None:
+        raise AssertionError(message)

@@ -64,7 +64,7 @@ def run_episode(name: str, situations: Situations, *, replay: bool = False) -> W
     random = Random(name)
     history = History(draw_setup(random), [])
     try:
-        world = _play(random, history, situations)
+        world = play(random, history, situations)
         if replay:
             assert history.replay().trace == world.trace, "I18: a replay decides differently"
     except Exception as error:
@@ -72,7 +72,8 @@ def run_episode(name: str, situations: Situations, *, replay: bool = False) -> W
     return world
 
 
-def _play(random: Random, history: History, situations: Situations) -> World:
+def play(random: Random, history: History, situations: Situations) -> World:
+    """Make an episode up, write it down as it happens; raises what it provokes."""
     world = World(history.setup, situations)
     clients = Clients(random, world)
     steps = random.choice(EPISODE_STEPS)

@@ -136,6 +136,12 @@ class Driver:
             self.courses[message.rid] = Course(message.rid, at, tokens, message.tenant)
         return self._noted(self.scheduler.handle(message))
 
+    def pass_time(self, seconds: float) -> list[ToDetokenizer]:
+        """The clock goes on, and the scheduler is told."""
+        self.now += seconds
+        expire = getattr(self.scheduler, "expire", None)
+        return self._noted(expire(self.now)) if expire else []
+
     def launch(self) -> ModelWorkerBatch | None:
         """Plan the next step; None if there is nothing to compute."""
         assert self.in_flight is None, "one step at a time"
@@ -150,10 +156,12 @@ class Driver:
         batch = self.in_flight
         assert batch is not None, "no step is in flight"
         result: BatchResult = self.runner.run(batch)
-        self.now += self._step_time(batch)
         self.steps += 1
         self.in_flight = None
-        return self._noted(self.scheduler.process_batch_result(result))
+        seconds = self._step_time(batch)
+        self.now += seconds
+        said = self._noted(self.scheduler.process_batch_result(result))
+        return said + self.pass_time(0.0)
 
     def run(self, arrivals: Iterable[Arrival]) -> Report:
         """Play the arrivals, which are in order of time, until all is done."""
@@ -165,7 +173,7 @@ class Driver:
             if self.launch() is not None:
                 self.land()
             elif due:
-                self.now = max(self.now, due[0].at)
+                self.pass_time(max(0.0, due[0].at - self.now))
             elif not self.scheduler.idle:
                 raise Stuck(f"{self.scheduler.stats()}")
         return self.report()

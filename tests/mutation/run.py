@@ -80,7 +80,7 @@ def _judge(path: Path, mutant: Mutant) -> int:
 
 
 def _simulate(seed: str, steps: int) -> None:
-    from sim.clients import draw_setup
+    from sim.flags import draw_setup
     from sim.run import History, play
     from sim.situations import Situations
 

@@ -7,35 +7,9 @@ requests in every state; the events drawn say everything, so that a replay needs
 from random import Random
 from typing import Any
 
-from sim.world import Event, Setup, World
+from sim.world import Event, World
 
 LATE_ENDS = 24  # rids that ended lately and may be ended again
-
-
-def draw_setup(random: Random) -> Setup:
-    """Flags and sizes. Where the scheduler may not learn from retractions, they are many."""
-    page = random.choice((1, 1, 2, 4, 4, 8, 16))
-    chunk = random.choice((0, page, 2 * page, page + 3, 16, 32))
-    scheduling = {
-        "page_size": page,
-        "max_running_requests": random.choice((1, 2, 3, 4, 5, 6, 8, 8)),
-        "chunked_prefill_size": max(page, chunk) if chunk else 0,
-        "mixed_chunk_size": random.choice((0, 0, 1, page, 24)),
-        "max_prefill_tokens": max(page, random.choice((page, 16, 48, 4096))),
-        "schedule_conservativeness": random.choice((0.01, 0.01, 0.01, 0.1, 1.0, 1.3)),
-        "disable_radix_cache": random.random() < 0.1,
-    }
-    learns = random.random() < 0.6
-    context = random.choice((16, 40, 64, 100, 128))
-    pool = (
-        random.choice((0.3, 0.8, 1.0, 1.2, 1.7, 2.5, 4.0, 8.0) if learns else (1.0, 1.5)) * context
-    )
-    return {
-        "scheduling": scheduling,
-        "pool_pages": max(1, int(pool) // page + random.choice((-1, 0, 1))),
-        "context": context,
-        "learns": learns,
-    }
 
 
 class Clients:
@@ -52,6 +26,8 @@ class Clients:
         self._late = random.choice((0.0, 0.3, 0.8))  # how often messages come during a step
         self._broken = random.choice((0.0, 0.0, 0.02))
         self._shared = random.choice((0.0, 0.5, 0.9))
+        self._pause = random.choice((0.0, 0.02))
+        self._flush = random.choice((0.0, 0.05))
         learns = world.setup["learns"]
         self._short = random.choice((0.2, 0.8, 0.95)) if learns else 0.95
         self._long = random.choice((0.0, 0.5, 0.9)) if learns else 0.9
@@ -81,6 +57,10 @@ class Clients:
                 events.append(["abort", events[-1][1]])
         if random.random() < 0.02:
             events.append(["stats"])
+        if random.random() < self._pause:
+            events.append(["time", random.choice((0.5, 2.0, 10.0))])
+        if random.random() < self._flush:
+            events.append(["flush", random.choice((0.0, 3.0, 50.0))])
         if random.random() < 0.002:
             events.append(["again", self._someone()])
         random.shuffle(events)
@@ -112,6 +92,9 @@ class Clients:
             wishes["max_new"] = self._answer_length()
         if random.random() < 0.7:
             wishes["ignore_eos"] = True
+        wishes["priority"] = random.choice((0, 0, 0, 1, 2, -1))
+        wishes["tenant"] = random.choice(("a", "a", "a", "b", "c"))
+        wishes["namespace"] = str(random.randrange(self._world.setup["namespaces"]))
         if random.random() < 0.1:
             wishes["stop_ids"] = [random.randrange(97) for _ in range(4)]
         return ["submit", rid, text, wishes]

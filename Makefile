@@ -2,6 +2,7 @@
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
+# make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
@@ -22,7 +23,7 @@ NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampli
 STEPS ?= 1000000
 SEED ?= 0
 
-.PHONY: run test lint format sim sanitize cross clean
+.PHONY: run test lint format sim mutants sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -41,6 +42,9 @@ format: .venv/installed-for-tests
 
 sim: .venv/installed-for-tests
 	PYTHONPATH=tests $(BIN)/python -m sim.run --steps $(STEPS) --seed $(SEED) --processes 2
+
+mutants: .venv/installed-for-tests
+	PYTHONPATH=tests $(BIN)/python -m mutation.run $(ARGS)
 
 # Python is not instrumented, so the runtime comes first by LD_PRELOAD, and libstdc++ with it, which
 # the runtime looks for at its start. Python keeps memory until its end: leaks are not looked for.

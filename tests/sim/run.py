@@ -11,8 +11,9 @@ import json
 import sys
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 
@@ -178,9 +179,15 @@ def _run_all(seed: str, steps: int, processes: int) -> Situations | None:
     """None where a law was broken, which is printed."""
     total = Situations()
     share = -(-steps // processes)
-    with ProcessPoolExecutor(processes) as pool:
-        seeds = [f"{seed}.{number}" for number in range(processes)]
-        for part in pool.map(_part, seeds, [share] * processes):
+    seeds = [f"{seed}.{number}" for number in range(processes)]
+    with ExitStack() as stack:
+        parts: Iterable[Situations | str]
+        if processes == 1:
+            parts = [_part(seeds[0], share)]
+        else:
+            pool = stack.enter_context(ProcessPoolExecutor(processes))
+            parts = pool.map(_part, seeds, [share] * processes)
+        for part in parts:
             if isinstance(part, str):
                 print(part)
                 return None

@@ -196,6 +196,8 @@ class World:
         client = self.live.get(rid)
         if client is None:
             self.situations.count(f"{kind}: {'finished' if rid in self.clients else 'unknown'}")
+        elif rid not in self.scheduler._reqs:
+            self.situations.count(f"{kind}: ended while planning")  # told with what comes next
         elif rid in self._owed:
             self.situations.count(f"{kind}: again in flight")
         else:

@@ -41,6 +41,13 @@ def test_double_free_is_a_bug() -> None:
         pool.free(pages[:1])
 
 
+def test_the_most_recently_freed_go_first() -> None:
+    pool = TokenToKVPoolAllocator(9)
+    assert pool.alloc(4) == [1, 2, 3, 4]
+    pool.free([2, 3])
+    assert pool.alloc(3) == [3, 2, 5]
+
+
 def test_page_0_is_padding_and_row_0_is_a_row() -> None:
     assert sorted(TokenToKVPoolAllocator(4).alloc(3)) == [1, 2, 3]
     assert sorted(ReqToTokenPool(3).alloc(3)) == [0, 1, 2]

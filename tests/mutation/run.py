@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     known, started, killed, equivalent, new = accepted(), time.monotonic(), 0, 0, []
     mutants = list(_mutants([path.resolve() for path in args.files]))
-    for path in {path for path, _ in mutants}:
-        assert survives(path, Mutant("unchanged", 0, path.read_text())), f"{path} fails unchanged"
+    first = mutants[0][0]
+    assert survives(first, Mutant("unchanged", 0, first.read_text())), "the tests fail unchanged"
     for path, mutant in mutants:
         if not survives(path, mutant):
             killed += 1

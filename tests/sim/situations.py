@@ -21,7 +21,7 @@ EXPECTED = {
     "abort: waiting": 300,
     "abort: waiting, retracted": 4,
     "admitted: again": 80,
-    "admitted: protected": 4,
+    "admitted: protected": 1,
     "broken sample": 60,
     "drain, between steps": 5,
     "drain, step in flight": 5,

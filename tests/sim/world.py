@@ -5,6 +5,7 @@ no sense at its moment (a result without a step) does nothing. `clients` makes h
 replays and shrinks them. The numbers of laws, I1 to I20, are explained in docs/testing.md.
 """
 
+import importlib.util
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from tokenloom.wire.messages import (
 )
 from tokenloom.wire.sampling import SamplingParams
 
+CAN_FLUSH = importlib.util.find_spec("tokenloom.scheduler_proc.core.cache_flush") is not None
 FlushReq: Any = getattr(messages, "FlushReq", None)
 FlushOut: Any = getattr(messages, "FlushOut", None)
 Event = list[Any]
@@ -175,7 +177,7 @@ class World:
             self._check_deadlines()
 
     def _on_flush(self, timeout_s: float) -> None:
-        if FlushReq is not None:
+        if CAN_FLUSH:
             self._flushes += 1
             self._deliver(FlushReq(self._flushes, timeout_s))
 

@@ -24,7 +24,7 @@ from sim.situations import Situations
 from sim.world import Event, Setup, World
 
 EPISODE_STEPS = (40, 200, 1000)
-TELL_EVERY = 500  # episodes
+TELL_EVERY = 100  # episodes
 REPLAY_EVERY = 16  # episodes: a replay must give the same trace (I18)
 
 

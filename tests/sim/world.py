@@ -380,7 +380,8 @@ class World:
         assert total == self.capacity, "I1: counts"
         assert min(stats.free_tokens, stats.used_tokens, stats.evictable_tokens) >= 0, "I1"
         assert stats.running + stats.free_rows == self.num_rows, "rows"
-        assert stats.running + stats.waiting == len(self.live), "I5: tables and clients disagree"
+        held = stats.running + stats.waiting  # who ends while planning is told a little later
+        assert held == len(self.live) or (self.faults and held < len(self.live)), "I5: tables"
         for name in _GROWING:
             assert getattr(stats, name) >= getattr(self._last_stats, name), f"I6: {name} fell"
         assert self.faults or stats.violations_total == self.violations, (

@@ -22,6 +22,7 @@ def test_a_request_as_it_came() -> None:
     req = intake([0, 9, 4], max_new_tokens=5)
     assert (req.rid, req.arrival, list(req.ids), req.prompt_len) == (7, 3, [0, 9, 4], 3)
     assert (req.max_new_tokens, req.output_len, req.tokens_left) == (5, 0, 5)
+    assert (req.retractions, req.cached_tokens, req.admitted, req.announced) == (0, 0, False, False)
 
 
 @pytest.mark.parametrize(("ids", "wrong"), [([1, 10], 10), ([0, 11, 3], 11), ([4, -1, 10], -1)])

@@ -1,0 +1,47 @@
+"""What the runner is told of rows: the columns of a step, and the sampler's view of a request."""
+
+from array import array
+
+from tokenloom.scheduler_proc.core.radix_cache import RadixCache
+from tokenloom.scheduler_proc.core.req import Req, ReqKV
+from tokenloom.scheduler_proc.core.schedule_batch import ScheduleBatch, row_open
+from tokenloom.scheduler_proc.worker_batch import ForwardMode
+from tokenloom.wire.sampling import SamplingParams
+
+
+def running(row: int, computed: int, prompt: list[int], answer: list[int], least: int = 0) -> Req:
+    params = SamplingParams(min_new_tokens=least, seed=row)
+    req = Req(row, 1, params, array("i", prompt + answer), len(prompt), 9, frozenset({5, 3}))
+    req.kv = ReqKV(row, [1], 0, RadixCache(4).root, computed)
+    return req
+
+
+def test_the_sampler_starts_from_prompt_and_answer_so_far() -> None:
+    entry = row_open(running(3, 0, [1, 2], [7, 8, 9]))
+    assert (entry.row, entry.sampling.seed) == (3, 3)
+    assert (list(entry.prompt_ids), list(entry.output_ids)) == ([1, 2], [7, 8, 9])
+    assert entry.banned_ids == ()
+
+
+def test_ids_that_would_end_an_answer_are_banned_where_it_has_a_least_length() -> None:
+    assert row_open(running(0, 0, [1], [], least=2)).banned_ids == (3, 5)
+
+
+def test_the_columns_of_a_step() -> None:
+    decode = running(4, 3, [1, 2, 3], [7])
+    inner, last = running(0, 1, [4, 5, 6, 7], []), running(2, 0, [8, 9], [])
+    batch = ScheduleBatch(6, [decode, inner, last], [1, 2, 2], 1)
+    out = batch.for_worker([(2, 0, 9)], [])
+    assert (out.step, out.mode, out.num_decodes) == (6, ForwardMode.MIXED, 1)
+    assert out.rows == [4, 0, 2]
+    assert out.prefix_lens == [3, 1, 0]
+    assert out.extend_lens == [1, 2, 2]
+    assert out.samples == [True, False, True]
+    assert list(out.input_ids) == [7, 5, 6, 8, 9]
+    assert out.new_pages == [(2, 0, 9)]
+
+
+def test_the_mode_says_whether_rows_decode_extend_or_both() -> None:
+    reqs = [running(0, 3, [1, 2, 3], [7]), running(1, 3, [1, 2, 3], [7])]
+    modes = [ScheduleBatch(1, reqs, [1, 1], decodes).mode for decodes in (0, 1, 2)]
+    assert modes == [ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DECODE]

@@ -1,4 +1,4 @@
-"""What the detokenizer learns of a request with its first row."""
+"""What the scheduler says first: of a request to the detokenizer, of itself to who asks."""
 
 from array import array
 
@@ -35,6 +35,14 @@ def test_the_first_row_opens_the_stream_with_the_last_eight_ids_of_the_prompt() 
     tail = array("i", range(13, 21)).tobytes()
     assert first.opened == StreamOpen(tail, ("end",), False, True)
     assert second.opened is None
+
+
+def test_counters_start_at_nothing() -> None:
+    stats = Bench(pool_tokens=64).scheduler.stats(3)
+    assert (stats.seq, stats.step, stats.running, stats.waiting) == (3, 0, 0, 0)
+    assert (stats.free_tokens, stats.used_tokens, stats.evictable_tokens) == (64, 0, 0)
+    assert (stats.prompt_tokens_total, stats.cached_tokens_total) == (0, 0)
+    assert (stats.generated_tokens_total, stats.retractions_total) == (0, 0)
 
 
 def test_a_short_prompt_is_told_whole() -> None:

@@ -43,3 +43,32 @@ def test_cached_pages_count_as_room_unless_the_new_one_reads_them() -> None:
     assert bench.scheduler.stats().running == 1
     bench.run()
     bench.assert_right()
+
+
+def test_a_prompt_of_just_the_budget_is_not_cut() -> None:
+    bench = Bench(pool_tokens=256, chunk=30)
+    bench.submit([9] * 30, 3, ignore_eos=True)
+    assert bench.run() == 3
+    bench.assert_right()
+
+
+def test_uncut_prompts_share_a_step_up_to_just_the_budget() -> None:
+    bench = Bench(pool_tokens=256, chunk=0, max_prefill=30)
+    for first, length in ((3, 17), (4, 13), (5, 1)):
+        bench.submit([first] * length, 9, ignore_eos=True)
+    bench.step()
+    assert bench.scheduler.stats().running == 2
+    bench.run()
+    bench.assert_right()
+
+
+def test_steps_are_counted_and_those_without_a_retraction_make_admission_bolder() -> None:
+    bench = Bench(pool_tokens=256)
+    bench.submit([9] * 8, 40, ignore_eos=True)
+    for _ in range(4):
+        bench.step()
+    stats = bench.scheduler.stats()
+    assert stats.step == 4
+    assert stats.new_token_ratio == pytest.approx(0.7 - 3 * 0.602 / 600)
+    bench.run()
+    assert bench.scheduler.stats().step == 40

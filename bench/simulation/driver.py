@@ -139,8 +139,7 @@ class Driver:
     def pass_time(self, seconds: float) -> list[ToDetokenizer]:
         """The clock goes on, and the scheduler is told."""
         self.now += seconds
-        expire = getattr(self.scheduler, "expire", None)
-        return self._noted(expire(self.now)) if expire else []
+        return self._noted(self.scheduler.expire(self.now))
 
     def launch(self) -> ModelWorkerBatch | None:
         """Plan the next step; None if there is nothing to compute."""

@@ -1,13 +1,11 @@
 """The flags and sizes of an episode: all drawn, borders and extremes before what is reasonable."""
 
 import importlib.util
-import inspect
 from random import Random
 from typing import Any
 
 from sim.world import Setup
 
-from tokenloom.scheduler_proc.core.radix_cache import RadixCache
 from tokenloom.wire.config import SchedulingConfig
 
 FAULTS = "tokenloom.scheduler_proc.core.faults"
@@ -30,7 +28,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "eviction_policy": ("lru", "lfu", "slru", "fifo", "priority", "cost"),
     "kv_events": (None, "inproc://events"),
 }
-_NAMESPACES = "namespace" in inspect.signature(RadixCache.match).parameters
 _NEED_THE_TREE = ("eviction_policy", "kv_events", "schedule_policy")
 
 
@@ -49,7 +46,7 @@ def draw_setup(random: Random) -> Setup:
         "context": context,
         "learns": learns,
         "faults": _faults(random),
-        "namespaces": random.choice((1, 1, 2)) if _NAMESPACES else 1,
+        "namespaces": random.choice((1, 1, 2)),
     }
 
 

@@ -29,6 +29,8 @@ EXPECTED = {
     "eviction: a node": 6000,
     "eviction: a parent after its child": 200,
     "eviction: a part of a node": 6000,
+    "flush: done": 60,
+    "flush: refused": 400,
     "hit: a part": 400,
     "hit: all but the last page": 300,
     "hit: none": 2000,

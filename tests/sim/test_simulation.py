@@ -75,14 +75,13 @@ def unlock_forgets_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def match_is_a_page_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = RadixCache._common_pages
+    inner = RadixCache._common_bytes
 
     def common(tree: RadixCache, run: bytes, key: bytes, start: int) -> int:
         right = inner(tree, run, key, start)
-        limit = min(len(run), len(key) - start) // tree._page_bytes
-        return min(right + 1, limit)
+        return min(right + tree._page_bytes, len(run), len(key) - start)
 
-    monkeypatch.setattr(RadixCache, "_common_pages", common)
+    monkeypatch.setattr(RadixCache, "_common_bytes", common)
 
 
 def stale_match(monkeypatch: pytest.MonkeyPatch) -> None:

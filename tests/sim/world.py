@@ -5,7 +5,6 @@ no sense at its moment (a result without a step) does nothing. `clients` makes h
 replays and shrinks them. The numbers of laws, I1 to I20, are explained in docs/testing.md.
 """
 
-import importlib.util
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader
 from tokenloom.bench.simulation.step_time import StepTime
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
-from tokenloom.wire import messages
 from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
@@ -27,6 +25,8 @@ from tokenloom.wire.messages import (
     Drained,
     DrainReq,
     Finish,
+    FlushOut,
+    FlushReq,
     StatsOut,
     StatsReq,
     StopMatched,
@@ -37,9 +37,6 @@ from tokenloom.wire.messages import (
 )
 from tokenloom.wire.sampling import SamplingParams
 
-CAN_FLUSH = importlib.util.find_spec("tokenloom.scheduler_proc.core.cache_flush") is not None
-FlushReq: Any = getattr(messages, "FlushReq", None)
-FlushOut: Any = getattr(messages, "FlushOut", None)
 Event = list[Any]
 Setup = dict[str, Any]
 FULL_CHECK_EVERY = 64  # steps
@@ -177,9 +174,8 @@ class World:
             self._check_deadlines()
 
     def _on_flush(self, timeout_s: float) -> None:
-        if CAN_FLUSH:
-            self._flushes += 1
-            self._deliver(FlushReq(self._flushes, timeout_s))
+        self._flushes += 1
+        self._deliver(FlushReq(self._flushes, timeout_s))
 
     def _on_again(self, rid: int) -> None:
         """The same rid while it is in use: a bug of the front, which must harm nobody."""
@@ -293,7 +289,7 @@ class World:
                 assert not self.drained, "I19: drained twice"
                 assert not self.live, "I19: drained with work left"
                 self.drained = True
-            elif FlushOut is not None and isinstance(message, FlushOut):
+            elif isinstance(message, FlushOut):
                 self._flushes -= 1
                 assert message.ok == (not self.live), "a flush beside requests, or refused alone"
                 self.situations.count("flush: done" if message.ok else "flush: refused")

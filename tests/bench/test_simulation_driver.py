@@ -59,7 +59,7 @@ def test_an_aborted_request_that_never_ran_has_no_times() -> None:
 
 def test_retractions_are_seen_as_admissions() -> None:
     one = driver(pool_pages=10, rows=4)
-    one.scheduler._ratio.value = 0.0
+    one.scheduler._admission.ratio.value = 0.0
     report = one.run([arrival(0, rid, [rid] * 8, 20) for rid in (1, 2, 3)])
     assert report.retractions == one.scheduler.totals.retractions > 0
 

@@ -1,6 +1,5 @@
 """The flags and sizes of an episode: all drawn, borders and extremes before what is reasonable."""
 
-import importlib.util
 from random import Random
 from typing import Any
 
@@ -8,7 +7,6 @@ from sim.world import Setup
 
 from tokenloom.wire.config import SchedulingConfig
 
-FAULTS = "tokenloom.scheduler_proc.core.faults"
 # Drawn where the scheduler knows them; the first value, its default, half of the time.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "schedule_policy": ("fcfs", "lpm", "dfs-weight", "hrrn", "priority"),
@@ -51,8 +49,8 @@ def draw_setup(random: Random) -> Setup:
 
 
 def _faults(random: Random) -> dict[str, int] | None:
-    """What goes wrong each so many times it could; only where the core has the hooks for it."""
-    if random.random() < 0.8 or importlib.util.find_spec(FAULTS) is None:
+    """What goes wrong each so many times it could."""
+    if random.random() < 0.8:
         return None
     every = {
         "retract_every": random.choice((0, 2, 7)),

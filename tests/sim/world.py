@@ -16,6 +16,7 @@ from sim.situations import PROTECTED_AFTER, Situations, watch
 from tokenloom.bench.simulation.driver import Driver, request
 from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader, Script
 from tokenloom.bench.simulation.step_time import StepTime
+from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.wire.config import SchedulingConfig
@@ -48,8 +49,6 @@ def _faults(every: dict[str, int] | None) -> dict[str, Any]:
     """What the tests make go wrong, as an argument of the Scheduler."""
     if not every:
         return {}
-    from tokenloom.scheduler_proc.core.faults import Faults
-
     return {"faults": Faults(**every)}
 
 
@@ -92,9 +91,8 @@ class World:
         self.faults = setup.get("faults")
         self.scheduler = Scheduler(settings, limits, num_pages, **_faults(self.faults))
         if not setup["learns"]:  # one retraction teaches a pool of this size to have no more
-            core: Any = self.scheduler
-            ratio = core._admission.ratio if hasattr(core, "_admission") else core._ratio
-            ratio.learn = lambda survivors: None
+            ratio = self.scheduler._admission.ratio
+            ratio.learn = lambda survivors: None  # type: ignore[method-assign]
         chunk, most = settings.chunked_prefill_size, settings.max_prefill_tokens
         self.budget = max(
             self.page_size, min(chunk, most) if chunk else max(most, setup["context"])
@@ -162,10 +160,10 @@ class World:
             for rid, client in self.live.items()
             if not self.driver.courses[rid].admissions
         ]
-        most = getattr(self.settings, "max_waiting_requests", None)
+        most = self.settings.max_waiting_requests
         if most is not None and len(waiting) >= most:
             return True
-        tokens = getattr(self.settings, "max_waiting_tokens", None)
+        tokens = self.settings.max_waiting_tokens
         return tokens is not None and bool(waiting) and sum(waiting) + len(prompt) > tokens
 
     def _on_time(self, seconds: float) -> None:

@@ -206,7 +206,8 @@ class World:
             self._owed.add(rid)
 
     def _on_stats(self) -> None:
-        (stats,) = self.scheduler.handle(StatsReq(7))
+        *ends, stats = self.scheduler.handle(StatsReq(7))
+        self._hear(ends)  # of who could not be told while a step was planned
         assert isinstance(stats, StatsOut)
         assert stats.seq == 7
         self._check_stats(stats)

@@ -182,6 +182,7 @@ class Bench:
         """Every admission is noted, and held to the law of ageing."""
         queue, settings = self.scheduler._waiting, self.scheduler._settings
         start = queue.start
+        ages = settings.schedule_policy != "priority" and settings.preemption_threshold is None
 
         def noted(req: Req) -> None:
             self.starts.append(req.rid)
@@ -191,7 +192,7 @@ class Bench:
                 if same_line and other.arrival < req.arrival:
                     overtakers = self._overtakers.setdefault(other.rid, set())
                     overtakers.add(req.rid)
-                    if settings.schedule_policy != "priority":
+                    if ages:
                         assert len(overtakers) <= settings.max_overtakes, "overtaken too often"
             start(req)
             for line in queue._lines.values():

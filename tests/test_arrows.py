@@ -38,6 +38,8 @@ ARROWS: dict[str, set[str]] = {
         "kernels",
     },
     "bench.simulation": {"wire", "bench", "scheduler_proc.core", "scheduler_proc.worker_batch"},
+    # What decisions cost: it drives the scheduler core alone.
+    "bench.queue": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     "tokenizer_proc": {"wire", "model_files"},
     "detokenizer_proc": {"wire", "model_files"},
     "scheduler_proc": {

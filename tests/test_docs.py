@@ -23,7 +23,7 @@ from tokenloom.wire import messages, sampling
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("api", "architecture", "flags", "testing")),
+    *(f"docs/{name}.md" for name in ("api", "architecture", "flags", "scheduling", "testing")),
 ]
 ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/[\w/{}]*)")
 UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "hrrn", "priority"]
 EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
 
 
@@ -111,6 +112,50 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_radix_cache: Annotated[bool, Meta(description="no prefix reuse between requests")] = (
         False
     )
+    schedule_policy: Annotated[
+        SchedulePolicy, Meta(description="which waiting request starts next")
+    ] = "fcfs"
+    low_priority_first: Annotated[
+        bool, Meta(description="smaller priorities go before larger ones")
+    ] = False
+    max_overtakes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="later arrivals that may start before a waiting request; then it goes "
+            "first, whatever the policy (but priority)",
+        ),
+    ] = 256
+    prefix_group_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a waiting request lets another one compute a prompt prefix that they "
+            "share from so many tokens on; 0: never",
+        ),
+    ] = 64
+    max_skips: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="requests that may start before one that is next and does not fit the "
+            "pool; then the pool is held for it",
+        ),
+    ] = 16
+    lookahead: Annotated[
+        int,
+        Meta(ge=0, description="requests tried in one step behind one that does not fit"),
+    ] = 16
+    fairness: Annotated[
+        Literal["none", "vtc"],
+        Meta(description="vtc: tenants get equal shares, counted in tokens"),
+    ] = "none"
+    vtc_output_weight: Annotated[
+        float,
+        Meta(
+            gt=0.0, description="with --fairness vtc: what an answer's token counts, a prompt's 1"
+        ),
+    ] = 2.0
     eviction_policy: Annotated[
         EvictionPolicy,
         Meta(
@@ -277,6 +322,11 @@ def contradiction(scheduling: SchedulingConfig) -> str | None:
     ):
         if tokens < page:
             return f"{flag} {tokens} is less than one page (--page-size {page})"
+    policy = scheduling.schedule_policy
+    if scheduling.disable_radix_cache and policy in ("lpm", "dfs-weight"):
+        return (
+            f"--schedule-policy {policy} orders by cached prefixes: not with --disable-radix-cache"
+        )
     if scheduling.kv_events_replay and not scheduling.kv_events:
         return "--kv-events-replay has nothing to replay without --kv-events"
     if scheduling.disable_radix_cache:

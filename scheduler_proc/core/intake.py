@@ -39,6 +39,7 @@ def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req
         max_new_tokens=room if asked is None else min(asked, room),
         stop_ids=_stop_ids(message.sampling, limits),
         priority=message.priority,
+        tenant=message.tenant,
         namespace=message.namespace,
     )
 

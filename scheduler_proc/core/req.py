@@ -72,7 +72,10 @@ class Req:
     failed_allocations: int = 0
     admitted: bool = False  # ever
     announced: bool = False  # the detokenizer knows of it
+    tenant: str = ""
     namespace: str = ""  # cached prefixes are shared within one only
+    arrived_at: int = 0  # tokens that the server had computed by then: a clock without time
+    skips: int = 0  # that started past it when it did not fit
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     @property

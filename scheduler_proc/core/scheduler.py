@@ -36,7 +36,7 @@ from .req import Req, ReqState
 from .retraction import choose_victim, in_giving_order
 from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
-from .schedule_policy import WaitingQueue
+from .waiting_queue import WaitingQueue
 
 MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
 DRAINING = "the server is shutting down"
@@ -68,7 +68,7 @@ class Scheduler:
         self._kv = KVCache(settings, num_pages, faults)
         self._faults = faults or Faults()
         self._admission = Admission(settings)
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(settings, self._kv)
         self._queue_limits = QueueLimits(settings)
         self._running: dict[int, Req] = {}
         self._reqs: dict[int, Req] = {}  # waiting and running, by rid
@@ -79,6 +79,7 @@ class Scheduler:
         self._rows_out = RowsOut()
         self._arrivals = 0
         self._step = 0
+        self._computed_tokens = 0  # the waiting queue's clock
         self._flushes = CacheFlushes()
         self._draining = False
         self.drained = False
@@ -129,6 +130,9 @@ class Scheduler:
         if refusal := self._queue_limits.refusal(req):
             self._rows_out.refuse(message.rid, refusal)
             return
+        if self._settings.low_priority_first:
+            req.priority = -req.priority
+        req.arrived_at = self._computed_tokens
         self._reqs[req.rid] = req
         self._waiting.add(req)
         self._queue_limits.enter(req, self.now)
@@ -217,7 +221,7 @@ class Scheduler:
         self._finish(req, _error(500, why))
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
-        """The request being chunked, then waiting ones in order until one does not fit."""
+        """The request being chunked, then waiting ones that fit, in the queue's order."""
         if self._chunked is None and not self._waiting:
             return []
         adder = PrefillAdder(
@@ -235,10 +239,14 @@ class Scheduler:
         return adder.added
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
-        while (req := self._waiting.head()) and not adder.was_cut:
-            if not adder.add_new(req) and not self._preempt_for(req, adder):
+        may_preempt = self._settings.preemption_threshold is not None
+        candidates = self._waiting.candidates(self._computed_tokens, self._chunked)
+        while not adder.was_cut and (self._kv.rows.available or may_preempt):
+            req = next(candidates, None)
+            if req is None or not adder.has_budget_for(req):
                 break
-            self._admit(req)
+            if adder.add_new(req) or self._preempt_for(req, adder):
+                self._admit(req)
 
     def _preempt_for(self, req: Req, adder: PrefillAdder) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
@@ -262,7 +270,7 @@ class Scheduler:
     def _admit(self, req: Req) -> None:
         kv = req.kv
         assert kv is not None
-        self._waiting.remove(req)
+        self._waiting.start(req)
         self._running[req.rid] = req
         req.move(ReqState.EXTENDING, "admitted")
         self._opened.append(row_open(req))
@@ -286,6 +294,7 @@ class Scheduler:
             kv = req.kv
             assert kv is not None
             kv.computed += tokens
+            self._computed_tokens += tokens
             self._advance(req, next(sampled) if kv.computed == len(req.ids) else None)
         return self._outputs()
 
@@ -306,6 +315,7 @@ class Scheduler:
             self._kv.commit(req)
         req.ids.append(token_id)
         self.totals.generated_tokens += 1
+        self._waiting.charge_answer(req)
         finish = req.finish_for(token_id)
         if finish is None:
             self._rows_out.add(req, (token_id,), None)
@@ -318,10 +328,9 @@ class Scheduler:
         """The one way out, from every state: frees all, tells once."""
         self._queue_limits.end(req)
         self._admission.after_end(req, finish)
-        if req.state is ReqState.WAITING:
-            self._waiting.remove(req)
-        else:
+        if req.state is not ReqState.WAITING:
             del self._running[req.rid]
+        self._waiting.end(req)
         if self._chunked is req:
             self._chunked = None
         self._kv.release(req, keep=keep)

@@ -39,6 +39,14 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         reuse=st.booleans(),
         ratio=st.sampled_from([0.01, 1.0]),
+        schedule_policy=st.sampled_from(["fcfs", "lpm", "dfs-weight", "hrrn", "priority"]),
+        low_priority_first=st.booleans(),
+        max_overtakes=st.sampled_from([0, 1, 3, 256]),
+        prefix_group_tokens=st.sampled_from([0, 1, 16, 64]),
+        max_skips=st.sampled_from([0, 1, 4]),
+        lookahead=st.sampled_from([0, 1, 8]),
+        fairness=st.sampled_from(["none", "vtc"]),
+        vtc_output_weight=st.sampled_from([0.5, 2.0]),
         limits=st.fixed_dictionaries(
             {},
             optional={
@@ -58,6 +66,8 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         self, limits: dict[str, object], learned: list[int] | None, **options: object
     ) -> None:
         options["pool_tokens"] = options.pop("pool")
+        if options["schedule_policy"] in ("lpm", "dfs-weight"):
+            options["reuse"] = True
         options["admission"] = "quantile" if learned else "ratio"
         self.bench = Bench(**options, **limits)  # type: ignore[arg-type]
         if learned:
@@ -73,6 +83,7 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         options=st.fixed_dictionaries(
             {
                 "ignore_eos": st.booleans(),
+                "tenant": st.sampled_from(["", "b"]),
                 "priority": st.integers(-1, 2),
                 "namespace": st.sampled_from(["", "a"]),
             }
@@ -138,6 +149,16 @@ class SchedulerUnderClients(RuleBasedStateMachine):
                 assert got == bench.expected(rid)[: len(got)]
             assert 0 <= bench.cached[rid] < max(1, len(bench.requests[rid].input_ids) // 4)
         bench.assert_clean()
+        queue = bench.scheduler._waiting
+        assert not queue._lines, "a line without requests is kept"
+        if queue._index is not None:
+            assert not queue._index._spots
+            assert not queue._index._bucket_of
+            assert not any(bucket.reqs for bucket in queue._index._stale)
+        if queue._counters is not None:
+            assert len(queue._counters) <= 3
+            assert not queue._counters._waiting
+            assert not queue._counters._requests
 
 
 TestSchedulerUnderClients = SchedulerUnderClients.TestCase

@@ -7,6 +7,7 @@ from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
 
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
+from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
@@ -45,8 +46,9 @@ class Bench:
         eviction: EvictionPolicy = "lru",
         events: bool = False,
         faults: Faults | None = None,
-        **more: object,  # further fields of SchedulingConfig
+        **more: object,
     ) -> None:
+        """`more`: fields of SchedulingConfig by their own names."""
         settings = SchedulingConfig(
             max_running_requests=max_running,
             max_prefill_tokens=max_prefill,
@@ -76,8 +78,11 @@ class Bench:
         self.cached: dict[int, int] = {}
         self.order: list[int] = []  # rids by first token
         self.drained = False
+        self.starts: list[int] = []  # rids, one for each admission
+        self._overtakers: dict[int, set[int]] = {}  # of who waits: later arrivals that started
         self.now = 0.0
         self.flushed: list[FlushOut] = []
+        self._watch_starts()
 
     def submit(
         self,
@@ -85,13 +90,14 @@ class Bench:
         max_new: int | None = 8,
         *,
         priority: int = 0,
+        tenant: str = "",
         namespace: str = "",
         **sampling: object,
     ) -> int:
         rid = len(self.requests) + 1
         params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
         ids = array("i", prompt).tobytes()
-        request = TokenizedGenerateReq(rid, ids, params, priority, namespace=namespace)
+        request = TokenizedGenerateReq(rid, ids, params, priority, tenant, namespace)
         self.requests[rid] = request
         self.send(request)
         return rid
@@ -171,6 +177,29 @@ class Bench:
         assert stats.free_rows == self.scheduler._settings.max_running_requests
         assert self.faults.fail_allocation_every or stats.violations_total == 0
         self.scheduler.check()
+
+    def _watch_starts(self) -> None:
+        """Every admission is noted, and held to the law of ageing."""
+        queue, settings = self.scheduler._waiting, self.scheduler._settings
+        start = queue.start
+        ages = settings.schedule_policy != "priority" and settings.preemption_threshold is None
+
+        def noted(req: Req) -> None:
+            self.starts.append(req.rid)
+            self._overtakers.pop(req.rid, None)
+            for other in queue:
+                same_line = settings.fairness == "none" or other.tenant == req.tenant
+                if same_line and other.arrival < req.arrival:
+                    overtakers = self._overtakers.setdefault(other.rid, set())
+                    overtakers.add(req.rid)
+                    if ages:
+                        assert len(overtakers) <= settings.max_overtakes, "overtaken too often"
+            start(req)
+            for line in queue._lines.values():
+                oldest = line.oldest.arrival
+                assert all(arrival > oldest for arrival in line._overtakers), "too much is kept"
+
+        queue.start = noted  # type: ignore[method-assign]
 
     def _note(self, messages: list[ToDetokenizer]) -> None:
         for message in messages:

@@ -1,0 +1,162 @@
+"""Each order against its sentence, spelt out without any index."""
+
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
+from tokenloom.scheduler_proc.core.req import Req
+from tokenloom.scheduler_proc.core.schedule_policy import make_order
+from tokenloom.wire.config import SchedulePolicy, SchedulingConfig, contradiction
+from tokenloom.wire.sampling import SamplingParams
+
+Waiting = list[tuple[Req, Match]]
+NOW = 1000
+
+
+def key_of(ids: list[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+@st.composite
+def waiting(draw: st.DrawFn) -> tuple[RadixCache, Waiting]:
+    """Requests over a tree of one-token pages, in a random order of coming."""
+    tree = RadixCache(1)
+    ids = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+    for number, run in enumerate(draw(st.lists(ids, max_size=8))):
+        tree.insert(
+            tree.root, key_of(run), list(range(10 * number + 1, 10 * number + 1 + len(run)))
+        )
+    prompts = draw(st.lists(st.tuples(ids, st.integers(0, 3), st.integers(1, 40)), max_size=12))
+    reqs = []
+    for arrival, (prompt, priority, answer) in enumerate(prompts):
+        req = Req(
+            arrival, arrival, SamplingParams(), array("i", prompt), len(prompt), answer, frozenset()
+        )
+        req.priority, req.arrived_at = priority, 7 * arrival
+        reqs.append(req)
+    for req in reqs:
+        tree.match(key_of(list(req.ids)))  # whatever splits does so now
+    return tree, [(req, tree.match(key_of(list(req.ids)))) for req in draw(st.permutations(reqs))]
+
+
+def fcfs(tree: RadixCache, queue: Waiting) -> list[Req]:
+    return sorted((req for req, _ in queue), key=lambda req: req.arrival)
+
+
+def lpm(tree: RadixCache, queue: Waiting) -> list[Req]:
+    ranked = sorted(queue, key=lambda one: (-one[1].num_pages, one[0].arrival))
+    return [req for req, _ in ranked]
+
+
+def priority(tree: RadixCache, queue: Waiting) -> list[Req]:
+    return sorted((req for req, _ in queue), key=lambda req: (-req.priority, req.arrival))
+
+
+def in_order(policy: SchedulePolicy, queue: Waiting) -> list[Req]:
+    order = make_order(policy, 1)
+    for req, match in queue:
+        order.add(req, match)
+    for req, match in queue[::2]:  # coming back changes nothing
+        order.remove(req)
+        order.add(req, match)
+    return list(order.in_order(NOW))
+
+
+@pytest.mark.parametrize("policy", [fcfs, lpm, priority], ids=lambda one: one.__name__)
+@settings(deadline=None)
+@given(case=waiting())
+def test_sorted_policies(
+    policy: Callable[[RadixCache, Waiting], list[Req]], case: tuple[RadixCache, Waiting]
+) -> None:
+    name: SchedulePolicy = policy.__name__  # type: ignore[assignment]
+    assert in_order(name, case[1]) == policy(*case)
+
+
+@settings(deadline=None)
+@given(case=waiting())
+def test_the_highest_response_ratio_goes_first(case: tuple[RadixCache, Waiting]) -> None:
+    """Service is rounded to an eighth of an octave, so a ratio may be 9 % off."""
+    cached = {req.rid: match.num_pages for req, match in case[1]}
+
+    def ratio(req: Req) -> float:
+        service = len(req.ids) - cached[req.rid] + req.tokens_left
+        return (NOW - req.arrived_at) / service
+
+    order = in_order("hrrn", case[1])
+    assert sorted(req.rid for req in order) == sorted(cached)
+    for first, second in pairwise(order):
+        assert ratio(first) >= ratio(second) / 1.1
+
+
+def test_hrrn_lets_short_ones_by_until_a_long_one_has_waited_in_proportion() -> None:
+    def req(rid: int, length: int, arrived_at: int) -> Req:
+        one = Req(rid, rid, SamplingParams(), array("i", [1] * length), length, 1, frozenset())
+        one.arrived_at = arrived_at
+        return one
+
+    order = make_order("hrrn", 1)
+    nothing = RadixCache(1).match(b"")
+    long, short = req(1, 1000, 0), req(2, 10, 900)
+    for one in (long, short):
+        order.add(one, nothing)
+    assert list(order.in_order(950)) == [short, long]
+    order.remove(short)
+    late = req(3, 10, 49_990)
+    order.add(late, nothing)
+    assert list(order.in_order(50_000)) == [long, late]
+
+
+def depth_first(node: TreeNode, at: dict[int, list[Req]]) -> list[Req]:
+    """One subtree's order; among equally heavy ones any is right, so they come sorted."""
+    subtrees = [depth_first(child, at) for child in node.children.values()]
+    subtrees.sort(key=lambda one: (-len(one), [req.arrival for req in one]))
+    return [req for one in subtrees for req in one] + at.get(node.uid, [])
+
+
+@settings(deadline=None)
+@given(case=waiting())
+def test_the_walk_goes_depth_first_to_where_most_wait(case: tuple[RadixCache, Waiting]) -> None:
+    tree, queue = case
+    at: dict[int, list[Req]] = {}
+    for req, match in sorted(queue, key=lambda one: one[0].arrival):
+        at.setdefault(match.node.uid, []).append(req)
+    ranks = {req.rid: rank for rank, req in enumerate(in_order("dfs-weight", queue))}
+    assert sorted(ranks) == sorted(req.rid for req, _ in queue)
+
+    def span(reqs: list[Req]) -> tuple[int, int]:
+        return min(ranks[one.rid] for one in reqs), max(ranks[one.rid] for one in reqs)
+
+    for node in [tree.root, *tree.nodes()]:
+        own = at.get(node.uid, [])
+        assert own == sorted(own, key=lambda req: ranks[req.rid]), "one place: by arrival"
+        subtrees = [one for child in node.children.values() if (one := depth_first(child, at))]
+        subtrees.sort(key=span)
+        assert [len(one) for one in subtrees] == sorted(map(len, subtrees), reverse=True)
+        everyone = [req for one in subtrees for req in one] + own
+        if everyone:
+            first, last = span(everyone)
+            assert last - first == len(everyone) - 1, "a subtree is left only when it is done"
+        if subtrees and own:
+            assert span(own)[0] > span(subtrees[-1])[1], "who waits deeper comes first"
+
+
+def test_requests_at_a_node_that_the_tree_has_dropped_are_still_walked_to() -> None:
+    tree = RadixCache(1)
+    tree.insert(tree.root, key_of([1, 2]), [1, 2])
+    req = Req(1, 1, SamplingParams(), array("i", [1, 2, 3]), 3, 1, frozenset())
+    order = make_order("dfs-weight", 1)
+    order.add(req, tree.match(key_of([1, 2, 3])))
+    tree.evict(2)
+    assert list(order.in_order(0)) == [req]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+def test_policies_of_the_cache_need_one(policy: SchedulePolicy) -> None:
+    problem = contradiction(SchedulingConfig(schedule_policy=policy, disable_radix_cache=True))
+    assert problem is not None
+    assert policy in problem

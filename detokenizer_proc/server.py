@@ -21,6 +21,8 @@ from ..wire.messages import (
     BatchTokenIDOut,
     Drained,
     FlushOut,
+    LoRALoaded,
+    LoRAUnloaded,
     SchedulerReady,
     StatsOut,
     ToDetokenizer,
@@ -75,7 +77,7 @@ async def _serve(
                         scheduler.send(word)
                     if outcome.rows:
                         front.send(BatchStrOut(outcome.rows))
-                case SchedulerReady() | StatsOut() | FlushOut():
+                case SchedulerReady() | StatsOut() | FlushOut() | LoRALoaded() | LoRAUnloaded():
                     front.send(message)
                 case Drained():
                     log.debug("drained; %d rows had no stream", streams.unknown_rows)

@@ -60,6 +60,15 @@ class SchedulerInfo(_Value, frozen=True):
     eos_token_ids: tuple[int, ...]
 
 
+class LoRARef(_Value, frozen=True):
+    """One load of an adapter. A name that is loaded again gets another `lora_id`."""
+
+    lora_id: int  # never used twice; 0 is the base model and no adapter
+    name: str
+    path: str  # a local directory, resolved and allowed by the front
+    pinned: bool = False  # never evicted to make room for another
+
+
 # Front -> scheduler:
 
 
@@ -70,6 +79,7 @@ class TokenizedGenerateReq(_Internal, frozen=True):
     priority: int = 0  # larger first
     tenant: str = ""  # who asks: shares of the machine are fair between tenants
     namespace: str = ""  # cached prefixes are shared within one only
+    lora_id: int = 0  # the adapter, loaded before; 0: the base model
 
 
 class AbortReq(_Internal, frozen=True):
@@ -97,7 +107,31 @@ class FlushReq(_Internal, frozen=True):
     timeout_s: float = 0.0  # how long to wait for that moment; 0: it must be now
 
 
-ToScheduler = TokenizedGenerateReq | AbortReq | StopMatched | StatsReq | DrainReq | FlushReq
+class LoadLoRAReq(_Internal, frozen=True):
+    """Read and check an adapter while serving goes on; answered by LoRALoaded in any case."""
+
+    ref: LoRARef
+
+
+class UnloadLoRAReq(_Internal, frozen=True):
+    """No request will name this adapter again: free it after the last one that did has ended.
+
+    Answered by LoRAUnloaded then. Sent for adapters that LoRALoaded said are there, and once.
+    """
+
+    lora_id: int
+
+
+ToScheduler = (
+    TokenizedGenerateReq
+    | AbortReq
+    | StopMatched
+    | StatsReq
+    | DrainReq
+    | FlushReq
+    | LoadLoRAReq
+    | UnloadLoRAReq
+)
 
 
 # Scheduler -> detokenizer:
@@ -150,11 +184,27 @@ class FlushOut(_Internal, frozen=True):
     pages: int = 0  # that were forgotten
 
 
+class LoRALoaded(_Internal, frozen=True):
+    """If not `ok`, nothing of the adapter is kept; `status` is then an HTTP status (400, 404)."""
+
+    lora_id: int
+    ok: bool
+    message: str = ""  # why not
+    status: int = 200
+    rank: int = 0  # the largest of the adapter
+
+
+class LoRAUnloaded(_Internal, frozen=True):
+    lora_id: int
+
+
 class Drained(_Internal, frozen=True):
     pass
 
 
-ToDetokenizer = BatchTokenIDOut | SchedulerReady | StatsOut | Drained | FlushOut
+ToDetokenizer = (
+    BatchTokenIDOut | SchedulerReady | StatsOut | Drained | FlushOut | LoRALoaded | LoRAUnloaded
+)
 
 
 # Detokenizer -> front:
@@ -174,7 +224,7 @@ class BatchStrOut(_Internal, frozen=True):
     rows: list[StrOut]
 
 
-ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained | FlushOut
+ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained | FlushOut | LoRALoaded | LoRAUnloaded
 
 
 # Children -> launcher:

@@ -24,6 +24,10 @@ from tokenloom.wire.messages import (
     FlushReq,
     FromClient,
     Generate,
+    LoadLoRAReq,
+    LoRALoaded,
+    LoRARef,
+    LoRAUnloaded,
     Ping,
     Pong,
     SchedulerInfo,
@@ -36,6 +40,7 @@ from tokenloom.wire.messages import (
     ToClient,
     TokenIDOut,
     TokenizedGenerateReq,
+    UnloadLoRAReq,
     Usage,
 )
 from tokenloom.wire.sampling import SamplingParams
@@ -53,10 +58,22 @@ GOLDEN = [
     (FlushReq(5, 1.5), codec.to_scheduler(), "93a8466c75736852657105cb3ff8000000000000"),
     (FlushOut(5, False, "no"), codec.to_front(), "95a8466c7573684f757405c2a26e6f00"),
     (
+        LoadLoRAReq(LoRARef(7, "a", "/a", True)),
+        codec.to_scheduler(),
+        "92ab4c6f61644c6f52415265719407a161a22f61c3",
+    ),
+    (UnloadLoRAReq(7), codec.to_scheduler(), "92ad556e6c6f61644c6f524152657107"),
+    (
+        LoRALoaded(7, False, "no", 400),
+        codec.to_front(),
+        "96aa4c6f52414c6f6164656407c2a26e6fcd019000",
+    ),
+    (LoRAUnloaded(7), codec.to_front(), "92ac4c6f5241556e6c6f6164656407"),
+    (
         TokenizedGenerateReq(1, b"\x05\0\0\0", SamplingParams(temperature=0.0)),
         codec.to_scheduler(),
-        "97b4546f6b656e697a656447656e657261746552657101c40405000000"
-        "de0001ab74656d7065726174757265cb000000000000000000a0a0",
+        "98b4546f6b656e697a656447656e657261746552657101c40405000000"
+        "de0001ab74656d7065726174757265cb000000000000000000a0a000",
     ),
     (
         BatchTokenIDOut([ROW]),
@@ -94,6 +111,8 @@ def test_bytes_on_the_internal_links(
         (STATS, codec.to_front()),
         (Drained(), codec.to_detokenizer()),
         (FlushOut(5, True, pages=3), codec.to_detokenizer()),
+        (LoRALoaded(7, True, rank=16), codec.to_detokenizer()),
+        (LoRAUnloaded(7), codec.to_detokenizer()),
         (ChildFailed("scheduler", "out of memory"), codec.to_launcher()),
     ],
 )

@@ -12,13 +12,14 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from tokenloom.wire.config import ServerConfig, contradiction
+from tokenloom.wire.config import ServerConfig, contradiction, lora_contradiction
 
 _GROUP_TITLES = {
     "model": "model",
     "doors": "doors (HTTP and socket)",
     "scheduling": "scheduling",
     "execution": "execution",
+    "lora": "adapters (LoRA)",
     "runtime": "processes and logs",
 }
 
@@ -31,13 +32,13 @@ def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
     for field in msgspec.structs.fields(ServerConfig):
         prefix = f"{field.name}."
         values = {
-            dest.removeprefix(prefix): value
+            dest.removeprefix(prefix): tuple(value) if isinstance(value, list) else value
             for dest, value in given.items()
             if dest.startswith(prefix)
         }
         groups[field.name] = msgspec.structs.replace(field.default, **values)
     config = ServerConfig(**groups)
-    if problem := contradiction(config.scheduling):
+    if problem := contradiction(config.scheduling) or lora_contradiction(config.lora):
         parser.error(problem)
     return config
 
@@ -65,21 +66,25 @@ class _Parser(argparse.ArgumentParser):
 
 def _add_flag(group: argparse._ArgumentGroup, dest: str, default: object, hint: object) -> None:
     info = inspect.type_info(hint)
-    description, aliases = "", []
+    description, extra = "", {}
     if isinstance(info, inspect.Metadata):
         description = (info.extra_json_schema or {}).get("description", "")
-        aliases = (info.extra or {}).get("aliases", [])
+        extra = info.extra or {}
     kind = _kind(info)
     name = dest.rpartition(".")[2]
     flag = "--" + name.replace("_", "-")
-    suffix = "" if default is None else f" (default: {_shown(default)})"
+    suffix = "" if default in (None, ()) else f" (default: {_shown(default)})"
     options: dict[str, Any] = {"dest": dest, "help": (description + suffix).replace("%", "%%")}
     if isinstance(kind, inspect.BoolType):
         options["action"] = argparse.BooleanOptionalAction
+    elif isinstance(kind, inspect.VarTupleType):
+        options["action"] = "append"
+        options["type"] = _item_converter(hint, extra["form"])
+        options["metavar"] = extra["form"]
     else:
         options["type"] = _converter(hint, kind)
         options["metavar"] = _metavar(kind)
-    group.add_argument(flag, *aliases, **options)
+    group.add_argument(flag, *extra.get("aliases", []), **options)
 
 
 def _shown(default: object) -> str:
@@ -111,6 +116,19 @@ def _converter(hint: object, kind: inspect.Type) -> Callable[[str], object]:
         if isinstance(value, float) and not math.isfinite(value):  # has no form in JSON
             raise argparse.ArgumentTypeError(f"must be {wanted} and finite, got {text!r}")
         return value
+
+    return convert
+
+
+def _item_converter(hint: object, form: str) -> Callable[[str], object]:
+    """For a flag that may be repeated: each time it gives one item of a tuple."""
+
+    def convert(text: str) -> object:
+        try:
+            (item,) = msgspec.convert([text], hint)
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"must be {form}, got {text!r}") from error
+        return item
 
     return convert
 

@@ -235,10 +235,15 @@ def child_configs(
             execution=config.execution,
             log_level=log_level,
             links=links,
+            lora=config.lora,
         ),
         "detokenizer": DetokenizerConfig(model=config.model, log_level=log_level, links=links),
         FRONT: FrontConfig(
-            model=config.model, doors=config.doors, log_level=log_level, links=links
+            model=config.model,
+            doors=config.doors,
+            log_level=log_level,
+            links=links,
+            lora=config.lora,
         ),
     }
 

@@ -43,6 +43,9 @@ def test_every_field_has_a_flag_that_says_what_it_is() -> None:
         (["--no-disable-radix-cache"], "scheduling", "disable_radix_cache", False),
         (["--drain-timeout", "0"], "runtime", "drain_timeout", 0.0),
         (["--port", "1", "--port", "2"], "doors", "port", 2),
+        (["--lora", "a=/x,pinned", "--lora=b=y=z"], "lora", "lora", ("a=/x,pinned", "b=y=z")),
+        (["--lora-root", "/x", "--lora-root", "y"], "lora", "lora_root", ("/x", "y")),
+        (["--max-loras", "2"], "lora", "max_loras_per_batch", 2),
     ],
 )
 def test_flag_sets_its_field_and_no_other(
@@ -66,6 +69,17 @@ def test_flag_sets_its_field_and_no_other(
         (["--dtype", "float16"], "--dtype", "one of auto"),
         (["--chunked-prefill-size", "8"], "--chunked-prefill-size 8", "--page-size 16"),
         (["--max-prefill-tokens", "9"], "--max-prefill-tokens 9", "--page-size 16"),
+        (["--lora", "/x"], "--lora", "NAME=PATH[,pinned]"),
+        (["--lora", "a:b=/x"], "--lora", "NAME=PATH[,pinned]"),
+        (["--lora", "a="], "--lora", "NAME=PATH[,pinned]"),
+        (["--lora-root", ""], "--lora-root", "DIR"),
+        (["--lora", "a=/x", "--lora", "a=/y"], "--lora", "twice"),
+        (["--max-loaded-loras", "7"], "--max-loaded-loras 7", "--max-loras-per-batch 8"),
+        (
+            [*["--max-loaded-loras", "1", "--max-loras", "1"], "--lora", "a=/x", "--lora", "b=/x"],
+            "--max-loaded-loras 1",
+            "--lora: 2",
+        ),
         (["--log-level"], "--log-level", "expected one argument"),
         (["--page", "4"], "--page", "unrecognized"),
         (["model.gguf"], "model.gguf", "unrecognized"),

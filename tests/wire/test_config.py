@@ -1,5 +1,7 @@
 """The config crosses to the children as JSON and comes back equal; wrong values are refused."""
 
+from typing import get_type_hints
+
 import msgspec
 import pytest
 
@@ -9,12 +11,14 @@ from tokenloom.wire.config import (
     ExecutionConfig,
     FrontConfig,
     Links,
+    LoRAConfig,
     ModelConfig,
     RuntimeConfig,
     SchedulerConfig,
     SchedulingConfig,
     ServerConfig,
     contradiction,
+    read_lora,
 )
 
 MODEL = ModelConfig(model="/models/tiny", context_length=256, load_format="dummy")
@@ -35,6 +39,7 @@ CONFIGS = [
         execution=ExecutionConfig(kv_tokens=512, cpu_threads=2),
         log_level="info",
         links=LINKS,
+        lora=LoRAConfig(lora=("a=/x",), lora_root=("/y",), max_lora_rank=8),
     ),
     DetokenizerConfig(model=MODEL, log_level="info", links=LINKS),
 ]
@@ -82,6 +87,10 @@ def test_a_config_comes_back_equal(config: msgspec.Struct) -> None:
         (ExecutionConfig, "mem_fraction", 1.0),
         (ExecutionConfig, "cpu_threads", 0),
         (ExecutionConfig, "device", "cuda:9"),
+        (LoRAConfig, "lora", ["a b=/x"]),
+        (LoRAConfig, "max_loras_per_batch", 0),
+        (LoRAConfig, "max_lora_rank", 1025),
+        (LoRAConfig, "max_loaded_loras", 0),
         (RuntimeConfig, "start_timeout", 0.0),
         (RuntimeConfig, "log_level", "verbose"),
     ],
@@ -117,7 +126,25 @@ def test_the_links_are_four_different_sockets_in_the_run_directory() -> None:
 
 
 def test_every_field_has_a_help_text() -> None:
-    for kind in (ModelConfig, DoorConfig, SchedulingConfig, ExecutionConfig, RuntimeConfig):
+    for kind in get_type_hints(ServerConfig).values():
         schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
         for name, field in schema["properties"].items():
             assert field.get("description"), name
+
+
+@pytest.mark.parametrize(
+    ("flag", "parts"),
+    [
+        ("a=/x", ("a", "/x", False)),
+        ("a=/x,pinned", ("a", "/x", True)),
+        ("a=/x=y,pinned,pinned", ("a", "/x=y,pinned", True)),
+    ],
+)
+def test_the_parts_of_an_adapter_flag(flag: str, parts: tuple[str, str, bool]) -> None:
+    assert read_lora(flag) == parts
+
+
+def test_adapters_are_off_until_a_flag_names_some() -> None:
+    assert not LoRAConfig().enabled
+    assert LoRAConfig(lora=("a=/x",)).enabled
+    assert LoRAConfig(lora_root=("/y",)).enabled

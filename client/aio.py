@@ -30,9 +30,13 @@ from ..wire.messages import (
     Flushed,
     FromClient,
     Generate,
+    ListLoRAs,
+    LoadLoRA,
+    LoRAs,
     Ping,
     Pong,
     ToClient,
+    UnloadLoRA,
     Usage,
 )
 from .errors import ClientError, RequestRefused, ServerGone
@@ -40,6 +44,7 @@ from .link import Exchange, Link, seq_key
 from .request import Asked, Messages, RequestOptions
 
 DEFAULT_PORT = 30000
+_Question = Ping | FlushCache | LoadLoRA | UnloadLoRA | ListLoRAs
 
 
 @dataclass(frozen=True)
@@ -247,7 +252,33 @@ class AsyncClient:
             raise RequestRefused(flushed.status, flushed.message)
         return flushed.pages
 
-    async def _ask(self, question: Ping | FlushCache, seconds: float | None) -> ToClient:
+    async def load_lora(self, name: str, path: str, *, pinned: bool = False) -> list[str]:
+        """Load an adapter from a directory of the server; the names of all adapters after it.
+
+        Requests can ask for it with `lora_path=name` once this returns. A name that is there
+        already gets the new weights; requests that run keep the old ones. Raises RequestRefused:
+        400 for an adapter or a path that the server does not take, 404 if there is none, 409.
+        """
+        seq = next(self._rids)
+        return await self._loras(LoadLoRA(name, path, pinned, seq))
+
+    async def unload_lora(self, name: str) -> list[str]:
+        """The names that are left; requests that run go on. RequestRefused with 404 or 409."""
+        return await self._loras(UnloadLoRA(name, next(self._rids)))
+
+    async def loras(self) -> list[str]:
+        """The names of all adapters that requests can ask for."""
+        return await self._loras(ListLoRAs(next(self._rids)))
+
+    async def _loras(self, question: LoadLoRA | UnloadLoRA | ListLoRAs) -> list[str]:
+        answer = await self._ask(question, self.timeout.answer)
+        if not isinstance(answer, LoRAs):
+            raise ClientError(f"unexpected answer {type(answer).__name__}")
+        if answer.status != 200:
+            raise RequestRefused(answer.status, answer.message)
+        return answer.names
+
+    async def _ask(self, question: _Question, seconds: float | None) -> ToClient:
         exchange = await self._open(seq_key(question.seq), question)
         try:
             return await exchange.next(seconds)

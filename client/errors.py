@@ -16,9 +16,9 @@ class RequestTimeout(ClientError, TimeoutError):
 class RequestRefused(ClientError):
     """The server's no, before or in the middle of an answer.
 
-    `status` is an HTTP status: 400 wrong (`param` names the field), 408 took too long, 409 in the
-    way of something else, 413 too large, 500 broken inside, 503 not now: `retry_after` says in how
-    many seconds it may go better.
+    `status` is an HTTP status: 400 wrong (`param` names the field), 404 no such adapter, 408 took
+    too long, 409 in the way of something else, 413 too large, 500 broken inside, 503 not now:
+    `retry_after` says in how many seconds it may go better.
     """
 
     def __init__(

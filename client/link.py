@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from ..wire import codec, paths
-from ..wire.messages import Abort, Delta, Failed, Flushed, FromClient, Pong, ToClient
+from ..wire.messages import Abort, Delta, Failed, Flushed, FromClient, LoRAs, Pong, ToClient
 from .errors import ClientError, RequestRefused, RequestTimeout, ServerGone
 
 RECONNECT_MS = 50
@@ -153,7 +153,7 @@ class Link:
         except (msgspec.DecodeError, RecursionError) as error:
             log.warning("dropped a malformed answer of %s: %s", self.address, error)
             return
-        key = seq_key(message.seq) if isinstance(message, Pong | Flushed) else message.rid
+        key = seq_key(message.seq) if isinstance(message, Pong | Flushed | LoRAs) else message.rid
         exchange = self._exchanges.get(key)
         if exchange is not None:  # else it was left while this was on its way
             exchange.put(message)
@@ -198,7 +198,7 @@ class Link:
 
 
 def seq_key(seq: int) -> str:
-    """Where the answer to a Ping or a FlushCache goes; a space is in no rid."""
+    """Where the answer to a question with a seq goes; a space is in no rid."""
     return f"seq {seq}"
 
 

@@ -42,9 +42,10 @@ class RequestOptions(SamplingOptions, total=False):
     priority: int
     user: str
     cache_salt: str
+    lora_path: str | None  # the name of an adapter
 
 
-_LABELS = ("priority", "user", "cache_salt")
+_LABELS = ("priority", "user", "cache_salt", "lora_path")
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,18 @@ class Client:
         """Forget all cached prefixes; the number of KV pages freed."""
         return self._run(self._client.flush_cache(timeout_s))
 
+    def load_lora(self, name: str, path: str, *, pinned: bool = False) -> list[str]:
+        """As of AsyncClient: the names of all adapters after it."""
+        return self._run(self._client.load_lora(name, path, pinned=pinned))
+
+    def unload_lora(self, name: str) -> list[str]:
+        """The names of the adapters that are left."""
+        return self._run(self._client.unload_lora(name))
+
+    def loras(self) -> list[str]:
+        """The names of all adapters that requests can ask for."""
+        return self._run(self._client.loras())
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self.closed:
             work.close()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..wire.channel import Outbox
+from ..wire.config import LoRAConfig
 from ..wire.messages import (
     AbortReq,
     BatchStrOut,
@@ -22,6 +23,8 @@ from ..wire.messages import (
     Finish,
     FlushOut,
     FlushReq,
+    LoRALoaded,
+    LoRAUnloaded,
     SchedulerInfo,
     SchedulerReady,
     StatsOut,
@@ -31,6 +34,7 @@ from ..wire.messages import (
     TokenizedGenerateReq,
 )
 from ..wire.sampling import InvalidRequest, SamplingParams, check_sampling
+from .adapters import Adapters
 from .chat import ChatRenderer
 from .doors.limits import (
     FLUSH_ANSWER_SECONDS,
@@ -44,6 +48,8 @@ from .encode_queue import EncodeQueue
 from .labels import NO_LABELS, Labels
 from .replies import Replies
 from .sessions import Delivery, Refused, Session, SessionTable
+
+NO_LORA = LoRAConfig()
 
 __all__ = ["Front", "Refused", "RequestStream"]
 
@@ -89,13 +95,22 @@ class RequestStream:
 
 
 class Front:
-    def __init__(self, model_name: str, scheduler: Outbox, max_queued_requests: int) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        scheduler: Outbox,
+        max_queued_requests: int,
+        lora: LoRAConfig = NO_LORA,
+    ) -> None:
         self.model_name = model_name
+        self.adapters = Adapters(
+            lora, model_name, scheduler.send, max_queued_requests, self.require_ready
+        )
         self.info: SchedulerInfo | None = None
         self.started = asyncio.Event()  # the scheduler answered: generation works
         self.drained = asyncio.Event()
         self._scheduler = scheduler
-        self._sessions = SessionTable(max_queued_requests)
+        self._sessions = SessionTable(max_queued_requests, self._left)
         self._streams: dict[int, RequestStream] = {}
         self._text: tuple[TextEncoder, ChatRenderer] | None = None
         self._encoding = EncodeQueue(max_queued_requests)
@@ -107,6 +122,11 @@ class Front:
         self._text = (encoder, renderer)
         self._note_started()
 
+    async def load_first_adapters(self) -> None:
+        """Those of --lora; nothing is served before. Raises AdapterError."""
+        await self.adapters.load_first()
+        self._note_started()
+
     def dispatch(self, message: ToFront) -> None:
         match message:
             case BatchStrOut(rows=rows):
@@ -116,6 +136,8 @@ class Front:
                 self._stats.take(seq, message)
             case FlushOut(seq=seq):
                 self._flushes.take(seq, message)
+            case LoRALoaded() | LoRAUnloaded():
+                self.adapters.take(message)
             case SchedulerReady(info=info):
                 self.info = info
                 self._note_started()
@@ -131,7 +153,7 @@ class Front:
         self._scheduler.send(DrainReq())
 
     def _note_started(self) -> None:
-        if self.info is not None and self._text is not None:
+        if self.info is not None and self._text is not None and self.adapters.complete:
             self.started.set()
 
     def _deliver(self, row: StrOut) -> None:
@@ -149,6 +171,7 @@ class Front:
     def _end_all(self) -> None:
         for session in self._sessions.fail_all(_GONE):
             self._streams.pop(session.rid).wake()
+        self.adapters.end_all(_GONE)
         gone = Refused.of(_GONE)
         self._stats.fail_all(gone)
         self._flushes.fail_all(gone)
@@ -195,11 +218,16 @@ class Front:
         return min(info.context_length, info.max_total_tokens) - prompt_tokens
 
     def submit(
-        self, input_ids: list[int], sampling: SamplingParams, labels: Labels = NO_LABELS
+        self,
+        input_ids: list[int],
+        sampling: SamplingParams,
+        labels: Labels = NO_LABELS,
+        lora_id: int = 0,
     ) -> RequestStream:
         """Check everything and hand the request to the scheduler.
 
-        Raises InvalidRequest (the request can never be served) or Refused (not now).
+        `lora_id` comes from `adapters.using`, inside whose block this must be called. Raises
+        InvalidRequest (the request can never be served) or Refused (not now).
         """
         info = self.require_ready()
         check_sampling(sampling, info.vocab_size)
@@ -207,13 +235,20 @@ class Front:
         sampling = _resolve_lengths(len(input_ids), sampling, info)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-        session = self._sessions.open(len(input_ids))
+        session = self._sessions.open(len(input_ids), lora_id)
+        self.adapters.registry.admit(lora_id)
         # array("i") is int32 in native order, which is little-endian on every platform of torch.
         ids = array("i", input_ids).tobytes()
         try:
             self._scheduler.send(
                 TokenizedGenerateReq(
-                    session.rid, ids, sampling, labels.priority, labels.tenant, labels.namespace
+                    session.rid,
+                    ids,
+                    sampling,
+                    labels.priority,
+                    labels.tenant,
+                    labels.namespace,
+                    lora_id,
                 )
             )
         except BaseException:
@@ -227,6 +262,9 @@ class Front:
         if self._sessions.close(session):
             del self._streams[session.rid]
             self._scheduler.send(AbortReq(session.rid))
+
+    def _left(self, session: Session) -> None:
+        self.adapters.registry.release(session.lora_id)
 
     async def stats(self) -> StatsOut:
         """The scheduler's snapshot; for how long to wait is the caller's to say."""

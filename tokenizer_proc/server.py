@@ -23,6 +23,7 @@ from ..wire.channel import AsyncMailbox, Outbox
 from ..wire.child import ChildLife
 from ..wire.config import DoorConfig, FrontConfig
 from ..wire.messages import ToFront
+from .adapters import AdapterError
 from .doors.connection import bounded_http
 from .doors.http import HttpDoor
 from .doors.limits import SHUTDOWN_SECONDS
@@ -132,7 +133,7 @@ def _allow_open_files(wanted: int) -> None:
 def _make_front(config: FrontConfig, scheduler: Outbox) -> Front:
     path = _local_path(config)
     name = config.model.served_model_name or model_name(path, path)
-    return Front(name, scheduler, config.doors.max_queued_requests)
+    return Front(name, scheduler, config.doors.max_queued_requests, config.lora)
 
 
 async def _run_until(
@@ -163,6 +164,11 @@ async def _read_mail(mailbox: AsyncMailbox[ToFront], front: Front) -> None:
 async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str) -> None:
     """Load the tokenizer beside the scheduler's loading, then tell the launcher that we serve."""
     front.use_text(*await asyncio.to_thread(load_text, _local_path(config)))
+    try:
+        await front.load_first_adapters()
+    except AdapterError:
+        if not front.drained.is_set():  # else the end came first, and is no failure
+            raise
     await front.started.wait()
     life.ready(url)
 

@@ -6,6 +6,7 @@ reader and sending an AbortReq is the front's work. A rid stays in the table, an
 ago: that bounds what is in flight behind the front.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -79,6 +80,7 @@ class Refused(Exception):
 class Session:
     rid: int
     prompt_tokens: int
+    lora_id: int = 0
     state: SessionState = SessionState.OPEN
     delivered_tokens: int = 0
     replied: bool = False  # the terminal row was handed out, or nobody wants it any more
@@ -123,8 +125,10 @@ class Delivery(Enum):
 
 
 class SessionTable:
-    def __init__(self, max_sessions: int) -> None:
+    def __init__(self, max_sessions: int, left: Callable[[Session], None]) -> None:
+        """`left` is told of every session once, when it is out of the table."""
         self._max_sessions = max_sessions
+        self._left = left
         self._by_rid: dict[int, Session] = {}
         self._last_rid = 0
         self.draining = False
@@ -133,14 +137,14 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._by_rid)
 
-    def open(self, prompt_tokens: int) -> Session:
+    def open(self, prompt_tokens: int, lora_id: int = 0) -> Session:
         """A new session with a rid never used before; Refused when draining or full."""
         if self.draining:
             raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
         if len(self._by_rid) >= self._max_sessions:
             raise Refused(503, f"the server is busy: {self._max_sessions} requests are in flight")
         self._last_rid += 1
-        session = Session(self._last_rid, prompt_tokens)
+        session = Session(self._last_rid, prompt_tokens, lora_id)
         self._by_rid[session.rid] = session
         return session
 
@@ -151,7 +155,7 @@ class SessionTable:
         """The request could not be handed to the scheduler; its rid ends here."""
         session.move(SessionState.FAILED, "could not be sent")
         session.replied = True
-        del self._by_rid[session.rid]
+        self._remove(session)
 
     def deliver(self, row: StrOut) -> Delivery:
         """Book one row of the detokenizer."""
@@ -160,7 +164,7 @@ class SessionTable:
             self.late_rows += 1
             return Delivery.LATE
         if row.finish is not None:
-            del self._by_rid[row.rid]
+            self._remove(session)
         if session.state not in _LIVE:
             if session.state is SessionState.OPEN:
                 session.move(SessionState.STREAMING, "a row before the request was sent")
@@ -199,8 +203,13 @@ class SessionTable:
         left = [session for session in self._by_rid.values() if session.state in _LIVE]
         for session in left:
             self._cut(session, finish)
-        self._by_rid.clear()
+        for session in list(self._by_rid.values()):
+            self._remove(session)
         return left
+
+    def _remove(self, session: Session) -> None:
+        del self._by_rid[session.rid]
+        self._left(session)
 
 
 def _merge(rows: list[StrOut]) -> StrOut:

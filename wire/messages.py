@@ -268,6 +268,7 @@ class Generate(_FromClient, frozen=True, tag="generate"):
     priority: int = 0
     user: str | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None  # the name of an adapter; None: the base model
 
 
 class Abort(_FromClient, frozen=True, tag="abort"):
@@ -283,7 +284,25 @@ class FlushCache(_FromClient, frozen=True, tag="flush_cache"):
     timeout: float = 0.0  # seconds to wait until nothing runs
 
 
-FromClient = Generate | Abort | Ping | FlushCache
+class LoadLoRA(_FromClient, frozen=True, tag="load_lora"):
+    """Answered by LoRAs when requests can use it, or with the reason why not."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+    seq: int = 0
+
+
+class UnloadLoRA(_FromClient, frozen=True, tag="unload_lora"):
+    lora_name: str
+    seq: int = 0
+
+
+class ListLoRAs(_FromClient, frozen=True, tag="list_loras"):
+    seq: int = 0
+
+
+FromClient = Generate | Abort | Ping | FlushCache | LoadLoRA | UnloadLoRA | ListLoRAs
 
 
 class _ToClient(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -338,4 +357,13 @@ class Flushed(_ToClient, frozen=True, tag="flushed"):
     pages: int = 0
 
 
-ToClient = Delta | Done | Failed | Pong | Flushed
+class LoRAs(_ToClient, frozen=True, tag="loras"):
+    """`status` is an HTTP status: 200, or why nothing changed. `names` can be asked for now."""
+
+    seq: int
+    status: int
+    message: str = ""
+    names: list[str] = []
+
+
+ToClient = Delta | Done | Failed | Pong | Flushed | LoRAs

@@ -17,7 +17,7 @@ from tokenloom.tokenizer_proc.doors.http import HttpDoor
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
 from tokenloom.wire import codec
-from tokenloom.wire.config import DoorConfig
+from tokenloom.wire.config import DoorConfig, LoRAConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchStrOut,
@@ -27,17 +27,23 @@ from tokenloom.wire.messages import (
     Finish,
     FlushOut,
     FlushReq,
+    LoadLoRAReq,
+    LoRALoaded,
+    LoRARef,
+    LoRAUnloaded,
     SchedulerInfo,
     SchedulerReady,
     StatsOut,
     StatsReq,
     StrOut,
     TokenizedGenerateReq,
+    UnloadLoRAReq,
 )
 
 T = TypeVar("T")
 MODEL = "echo-1"
 DOORS = DoorConfig()
+NO_LORA = LoRAConfig()
 INFO = SchedulerInfo(
     vocab_size=256,
     context_length=256,
@@ -69,6 +75,10 @@ class EchoScheduler:
     sent: list[msgspec.Struct] = field(default_factory=list)
     front: Front | None = None
     live: dict[int, TokenizedGenerateReq] = field(default_factory=dict)
+    hold_loads: bool = False  # True: LoRALoaded comes only when the test says so
+    bad: dict[str, tuple[int, str]] = field(default_factory=dict)  # path -> status and reason
+    there: set[int] = field(default_factory=set)  # lora_ids that it has
+    leaving: set[int] = field(default_factory=set)  # those that end with their last request
     _decoder: Any = field(default_factory=codec.to_scheduler)
 
     def send(self, message: msgspec.Struct) -> None:
@@ -76,7 +86,15 @@ class EchoScheduler:
         self.sent.append(message)
         soon = asyncio.get_running_loop().call_soon
         match message:
+            case LoadLoRAReq(ref=ref):
+                if not self.hold_loads:
+                    soon(self.loaded, ref)
+            case UnloadLoRAReq(lora_id=lora_id):
+                assert lora_id in self.there - self.leaving
+                self.leaving.add(lora_id)
+                soon(self._free)
             case TokenizedGenerateReq():
+                assert message.lora_id in {0} | self.there - self.leaving
                 self.live[message.rid] = message
                 if not self.hold:
                     soon(self._step, message.rid, 0)
@@ -95,6 +113,23 @@ class EchoScheduler:
         if row.finish is not None:
             self.live.pop(row.rid, None)
         self.front.dispatch(BatchStrOut([row]))
+        self._free()
+
+    def loaded(self, ref: LoRARef) -> None:
+        """The answer to a load, good or bad."""
+        if ref.path in self.bad:
+            status, why = self.bad[ref.path]
+            self.front.dispatch(LoRALoaded(ref.lora_id, False, why, status))
+        else:
+            self.there.add(ref.lora_id)
+            self.front.dispatch(LoRALoaded(ref.lora_id, True, rank=8))
+
+    def _free(self) -> None:
+        used = {request.lora_id for request in self.live.values()}
+        for lora_id in sorted(self.leaving - used):
+            self.leaving.discard(lora_id)
+            self.there.discard(lora_id)
+            self.front.dispatch(LoRAUnloaded(lora_id))
 
     def _step(self, rid: int, done: int) -> None:
         request = self.live.get(rid)
@@ -201,9 +236,11 @@ class Exchange:
 class Door:
     """The HTTP door over a front with fake neighbours."""
 
-    def __init__(self, max_queued: int = 64, max_body_bytes: int = 4096) -> None:
+    def __init__(
+        self, max_queued: int = 64, max_body_bytes: int = 4096, lora: LoRAConfig = NO_LORA
+    ) -> None:
         self.scheduler = EchoScheduler()
-        self.front = Front(MODEL, self.scheduler, max_queued)
+        self.front = Front(MODEL, self.scheduler, max_queued, lora)
         self.scheduler.front = self.front
         self.app = HttpDoor(self.front, max_body_bytes)
 

@@ -17,6 +17,10 @@ from tokenloom.tokenizer_proc.sessions import (
 from tokenloom.wire.messages import Finish, StrOut
 
 
+def nobody(_: Session) -> None:
+    """For tables whose sessions nobody counts."""
+
+
 def submitted(table: SessionTable) -> Session:
     session = table.open(3)
     table.submitted(session)
@@ -24,7 +28,7 @@ def submitted(table: SessionTable) -> Session:
 
 
 def test_rows_that_pile_up_are_merged() -> None:
-    table = SessionTable(4)
+    table = SessionTable(4, nobody)
     session = submitted(table)
     assert session.take() is None
     table.deliver(StrOut(session.rid, "a", (1,), None, 7))
@@ -48,34 +52,34 @@ def test_rows_that_pile_up_are_merged() -> None:
     ],
 )
 def test_the_finish_decides_the_last_state(reason: str, state: SessionState) -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     assert table.deliver(StrOut(session.rid, "", (), Finish(reason))) is Delivery.WAKE
     assert session.state is state
 
 
 def test_an_illegal_move_tells_the_story() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     with pytest.raises(IllegalMove, match=r"open -> submitted.*; submitted -> submitted"):
         table.submitted(session)
 
 
 def test_a_row_before_the_request_was_sent_is_a_bug() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = table.open(1)
     with pytest.raises(IllegalMove, match="before the request was sent"):
         table.deliver(StrOut(session.rid, "a"))
 
 
 def test_unknown_rows_are_counted_and_dropped() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     assert table.deliver(StrOut(99, "a")) is Delivery.LATE
     assert table.late_rows == 1
 
 
 def test_a_closed_session_counts_until_the_scheduler_let_go_of_it() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     assert table.close(session) is True
     assert table.close(session) is False
@@ -88,7 +92,7 @@ def test_a_closed_session_counts_until_the_scheduler_let_go_of_it() -> None:
 
 
 def test_closing_after_the_terminal_row_needs_no_abort() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     table.deliver(StrOut(session.rid, "x", (1,), Finish("length")))
     assert table.close(session) is False
@@ -96,7 +100,7 @@ def test_closing_after_the_terminal_row_needs_no_abort() -> None:
 
 
 def test_full_and_draining_tables_refuse_with_503() -> None:
-    table = SessionTable(2)
+    table = SessionTable(2, nobody)
     table.open(1)
     table.open(1)
     with pytest.raises(Refused, match="2 requests are in flight") as busy:
@@ -116,7 +120,7 @@ def test_full_and_draining_tables_refuse_with_503() -> None:
     ids=["tokens", "chars"],
 )
 def test_unread_output_is_bounded(at_limit: StrOut, one_more: StrOut) -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     assert table.deliver(at_limit) is Delivery.WAKE
     assert table.deliver(one_more) is Delivery.CUT
@@ -132,7 +136,7 @@ def test_unread_output_is_bounded(at_limit: StrOut, one_more: StrOut) -> None:
 
 
 def test_what_was_read_does_not_count_as_unread() -> None:
-    table = SessionTable(1)
+    table = SessionTable(1, nobody)
     session = submitted(table)
     for _ in range(3):
         assert table.deliver(StrOut(1, "", (5,) * MAX_UNREAD_TOKENS)) is Delivery.WAKE
@@ -140,7 +144,7 @@ def test_what_was_read_does_not_count_as_unread() -> None:
 
 
 def test_fail_all_ends_live_sessions_only() -> None:
-    table = SessionTable(4)
+    table = SessionTable(4, nobody)
     live, closed = submitted(table), submitted(table)
     table.close(closed)
     assert table.fail_all(Finish("error", None, "gone", 503)) == [live]
@@ -157,7 +161,8 @@ class Sessions(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SessionTable(self.LIMIT)
+        self.left: list[Session] = []
+        self.table = SessionTable(self.LIMIT, self.left.append)
         self.sessions: list[Session] = []
         self.in_scheduler: set[int] = set()  # rids without a terminal row
         self.said: dict[int, str] = {}  # what was delivered while somebody wanted it
@@ -220,6 +225,8 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_said_twice(self) -> None:
         assert len(self.table) == len(self.in_scheduler)
+        left = [session.rid for session in self.left]
+        assert sorted(left) == sorted(set(self.said) - self.in_scheduler)
         for session in self.sessions:
             rid = session.rid
             assert self.terminals[rid] <= 1

@@ -215,7 +215,6 @@ UNSUPPORTED = {
         "token_ids_logprob": [[-1], [1 << 40]],
         "input_embeds": [[[0.5]]],
         "image_data": ["x"],
-        "lora_path": ["x"],
         "session_params": [{"id": "x"}],
         "return_hidden_states": [True],
         "custom_logit_processor": ["x"],

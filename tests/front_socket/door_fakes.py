@@ -15,6 +15,7 @@ import zmq.asyncio
 from tokenloom.tokenizer_proc.doors.router import DoorLimits
 from tokenloom.tokenizer_proc.doors.socket import SocketDoor
 from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
+from tokenloom.tokenizer_proc.lora_registry import NoSuchAdapter
 from tokenloom.wire import codec
 from tokenloom.wire.messages import ChatMessage, Finish, StrOut, ToClient
 from tokenloom.wire.sampling import InvalidRequest, SamplingParams, check_sampling
@@ -48,6 +49,7 @@ class FakeStream:
         self.input_ids = input_ids
         self.sampling = sampling
         self.labels = NO_LABELS
+        self.lora_id = 0
         self.prompt_tokens = len(input_ids)
         self.closed = False
         self.finished = False
@@ -71,11 +73,51 @@ class FakeStream:
         self._rows.put_nowait(None)
 
 
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+
+    def names(self) -> list[str]:
+        return list(self.known)
+
+
+class FakeAdapters:
+    """Adapters whose lora_id is the place of their name, from 1."""
+
+    def __init__(self) -> None:
+        self.registry = FakeRegistry()
+        self.pinned: set[str] = set()
+        self.in_use = 0
+
+    async def load(self, name: str, path: str, *, pinned: bool) -> None:
+        if not path.startswith("/"):
+            raise InvalidRequest("lora_path", "no such place")
+        if path == "/bug":
+            raise RuntimeError("a bug")
+        self.registry.known[name] = path
+        if pinned:
+            self.pinned.add(name)
+
+    def unload(self, name: str) -> None:
+        if self.registry.known.pop(name, None) is None:
+            raise NoSuchAdapter(name, self.registry.names())
+
+    @asynccontextmanager
+    async def using(self, names: list[str | None]) -> AsyncIterator[list[int]]:
+        for name in names:
+            if name is not None and name not in self.registry.known:
+                raise NoSuchAdapter(name, self.registry.names())
+        self.in_use += 1
+        yield [0 if name is None else 1 + self.registry.names().index(name) for name in names]
+        self.in_use -= 1
+
+
 class FakeFront:
     model_name = "fake-model"
     ready = True
 
     def __init__(self) -> None:
+        self.adapters = FakeAdapters()
         self.streams: list[FakeStream] = []
         self.trouble: Exception | None = None
         self.slow: asyncio.Event | None = None  # texts are encoded when it is set
@@ -96,7 +138,11 @@ class FakeFront:
         return round(timeout_s * 100)
 
     def submit(
-        self, input_ids: list[int], sampling: SamplingParams, labels: Labels = NO_LABELS
+        self,
+        input_ids: list[int],
+        sampling: SamplingParams,
+        labels: Labels = NO_LABELS,
+        lora_id: int = 0,
     ) -> FakeStream:
         if self.trouble is not None:
             raise self.trouble
@@ -105,6 +151,7 @@ class FakeFront:
             raise InvalidRequest("input_ids", "the prompt is empty")
         stream = FakeStream(input_ids, sampling)
         stream.labels = labels
+        stream.lora_id = lora_id
         self.streams.append(stream)
         if self.on_submit is not None:
             self.on_submit(stream)

@@ -24,9 +24,12 @@ from tokenloom.wire.messages import (
     FlushReq,
     FromClient,
     Generate,
+    ListLoRAs,
+    LoadLoRA,
     LoadLoRAReq,
     LoRALoaded,
     LoRARef,
+    LoRAs,
     LoRAUnloaded,
     Ping,
     Pong,
@@ -40,6 +43,7 @@ from tokenloom.wire.messages import (
     ToClient,
     TokenIDOut,
     TokenizedGenerateReq,
+    UnloadLoRA,
     UnloadLoRAReq,
     Usage,
 )
@@ -142,6 +146,10 @@ FROM_CLIENT = [
     Generate("a", text="x", priority=-3, user="u", cache_salt="s"),
     Ping(3),
     FlushCache(3, 0.5),
+    Generate("a", text="x", lora_path="b"),
+    LoadLoRA("a", "/x", True, 3),
+    UnloadLoRA("a", 3),
+    ListLoRAs(3),
 ]
 TO_CLIENT = [
     Delta("a", "hé", [1]),
@@ -150,6 +158,8 @@ TO_CLIENT = [
     Failed("a", 503, "busy", retry_after=2),
     Pong(1, "m", False),
     Flushed(1, 200, pages=3),
+    LoRAs(1, 200, names=["a"]),
+    LoRAs(1, 404, "no"),
 ]
 
 

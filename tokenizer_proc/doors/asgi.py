@@ -96,10 +96,14 @@ class Exchange:
     async def reply(
         self, status: int, payload: msgspec.Struct | Sequence[msgspec.Struct], headers: Headers = ()
     ) -> None:
-        body = _encoder.encode(payload)
+        await self._reply(status, "application/json", _encoder.encode(payload), headers)
+
+    async def reply_text(self, text: str) -> None:
+        await self._reply(200, "text/plain; charset=utf-8", text.encode(), ())
+
+    async def _reply(self, status: int, kind: str, body: bytes, headers: Headers) -> None:
         await self._start(
-            status,
-            [("content-type", "application/json"), ("content-length", str(len(body))), *headers],
+            status, [("content-type", kind), ("content-length", str(len(body))), *headers]
         )
         await self._put({"type": "http.response.body", "body": body})
 

@@ -4,10 +4,13 @@ Used by the handlers and by the routing in `http`. Nothing internal (paths, trac
 message from here.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ...wire.messages import Finish
 from ...wire.sampling import InvalidRequest
+from ..lora_registry import MAX_SHOWN_CHARS, listed
 from ..sessions import Refused
 
 Headers = tuple[tuple[str, str], ...]
@@ -72,9 +75,12 @@ class ApiError(Exception):
         )
 
 
-def model_not_found(model: str) -> ApiError:
+def model_not_found(model: str, there: Sequence[str]) -> ApiError:
     return ApiError(
-        404, f"the model {model!r} does not exist here", param="model", code="model_not_found"
+        404,
+        f"there is no model {model[:MAX_SHOWN_CHARS]!r} here; there are: {listed(there)}",
+        param="model",
+        code="model_not_found",
     )
 
 

@@ -11,7 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from ..front import Front
-from . import native, openai_routes, service
+from . import lora_routes, native, openai_routes, service
 from .asgi import Exchange
 from .delivery import told
 from .errors import ApiError, ClientGone
@@ -25,6 +25,10 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/models", ("GET",), openai_routes.models),
     ("/v1/models/{model:path}", ("GET",), openai_routes.model),
     ("/generate", ("POST", "PUT"), native.generate),
+    ("/load_lora_adapter", ("POST",), lora_routes.load),
+    ("/unload_lora_adapter", ("POST",), lora_routes.unload),
+    ("/v1/load_lora_adapter", ("POST",), lora_routes.load_as_vllm),
+    ("/v1/unload_lora_adapter", ("POST",), lora_routes.unload_as_vllm),
     ("/flush_cache", ("GET", "POST"), service.flush_cache),
     ("/health", ("GET",), service.health),
     ("/health_generate", ("GET",), service.health_generate),

@@ -40,29 +40,32 @@ async def prompts_of(
     raise InvalidRequest(name, f"{name} mixes texts, token ids and lists of token ids")
 
 
-def submit_all(
+async def submit_all(
     front: Front,
     prompts: list[list[int]],
     sampling: Sequence[SamplingParams],
+    adapters: Sequence[str | None],
     labels: Labels,
     default_max_new_tokens: int | None = None,
 ) -> list[RequestStream]:
     """One stream a prompt, or none: when one is refused, those before it are aborted.
 
-    `default_max_new_tokens` holds where a client named no limit, and yields to a full context.
+    Waits for adapters that must be loaded again. `default_max_new_tokens` holds where a client
+    named no limit, and yields to a full context.
     """
     streams: list[RequestStream] = []
-    try:
-        for input_ids, params in zip(prompts, sampling, strict=True):
-            if params.max_new_tokens is None and default_max_new_tokens is not None:
-                room = max(1, front.room(len(input_ids)))
-                params = msgspec.structs.replace(
-                    params, max_new_tokens=min(default_max_new_tokens, room)
-                )
-            streams.append(front.submit(input_ids, params, labels))
-    except BaseException:
-        close_all(streams)
-        raise
+    async with front.adapters.using(adapters) as lora_ids:
+        try:
+            for input_ids, params, lora_id in zip(prompts, sampling, lora_ids, strict=True):
+                if params.max_new_tokens is None and default_max_new_tokens is not None:
+                    room = max(1, front.room(len(input_ids)))
+                    params = msgspec.structs.replace(
+                        params, max_new_tokens=min(default_max_new_tokens, room)
+                    )
+                streams.append(front.submit(input_ids, params, labels, lora_id))
+        except BaseException:
+            close_all(streams)
+            raise
     return streams
 
 

@@ -7,6 +7,8 @@ MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
 MAX_LABEL_CHARS = 256  # user and cache_salt
+MAX_PATH_CHARS = 4096  # lora_path of a load
+MAX_KNOWN_LORAS = 4096  # adapter names, those that were evicted included
 MAX_INLINE_CHARS = 4096  # longer texts are tokenised beside the loop; this many take up to 4 ms
 MAX_CHARS_PER_TOKEN = 16  # longer texts than context * this are refused before they are tokenised
 MAX_HEADERS = 100  # 431 above
@@ -22,6 +24,7 @@ STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbe
 HEALTH_GENERATE_SECONDS = 10.0
 MAX_FLUSH_SECONDS = 600.0  # longest `timeout` of /flush_cache
 FLUSH_ANSWER_SECONDS = 10.0  # what the scheduler gets beyond it before the front gives up: 503
+LORA_LOAD_SECONDS = 120.0  # how long a client waits for an adapter to be loaded; 503 after it
 SHUTDOWN_SECONDS = 5  # what connections get to take their last bytes after a drain
 
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503

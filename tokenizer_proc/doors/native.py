@@ -33,6 +33,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
     rid: str | list[str] | None = None
+    lora_path: str | list[str | None] | None = None  # names, as in SGLang
     priority: int | None = None
     user: str | None = None
     cache_salt: str | None = None
@@ -48,7 +49,6 @@ _UNSUPPORTED: Neutral = {
     "top_logprobs_num": (0,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
-    "lora_path": (),
     "lora_id": (),
     "session_params": ({},),
     "custom_logit_processor": (),
@@ -118,6 +118,15 @@ def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
     for name in given:
         check_rid(name)
     return names
+
+
+def _adapters(given: str | list[str | None] | None, count: int) -> list[str | None]:
+    """The adapter of each prompt; None: the base model."""
+    if not isinstance(given, list):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest("lora_path", f"lora_path has {len(given)} entries for {count} prompts")
+    return given
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -199,6 +208,9 @@ async def generate(front: Front, exchange: Exchange) -> None:
             prompts = await prompts_of([] if prompt is None else prompt, name, front.encode_texts)
             rids = _rids(request.rid, len(prompts), batch=batch)
             sampling = _sampling_of_each(request, len(prompts))
-            streams = submit_all(front, prompts, sampling, labels, DEFAULT_MAX_NEW_TOKENS)
+            adapters = _adapters(request.lora_path, len(prompts))
+            streams = await submit_all(
+                front, prompts, sampling, adapters, labels, DEFAULT_MAX_NEW_TOKENS
+            )
         rendering = NativeRenderer(rids, batch=batch)
         await deliver(exchange, streams, rendering, as_events=bool(request.stream))

@@ -4,6 +4,7 @@ import time
 
 from ..front import Front
 from ..labels import labels_of
+from ..lora_registry import NoSuchAdapter
 from .asgi import Exchange
 from .delivery import deliver
 from .errors import model_not_found
@@ -28,46 +29,57 @@ _STARTED = int(time.time())  # what /v1/models calls `created`
 
 async def chat(front: Front, exchange: Exchange) -> None:
     request = read_chat(await exchange.read_body())
-    _check_model(front, request.model)
+    adapter = _adapter(front, request.model)
     rendering = _renderer("chat", front, request)
     labels = labels_of(request, exchange.header(b"authorization"))
     async with exchange.connected():
         with respelled(chat_names(request)):
             prompts = [await front.encode_chat(chat_messages(request.messages))]
-            streams = submit_all(front, prompts, [chat_sampling(request)], labels)
+            sampling = [chat_sampling(request)]
+            streams = await submit_all(front, prompts, sampling, [adapter], labels)
         await deliver(exchange, streams, rendering, as_events=bool(request.stream))
 
 
 async def completions(front: Front, exchange: Exchange) -> None:
     request = read_completion(await exchange.read_body())
-    _check_model(front, request.model)
+    adapter = _adapter(front, request.model)
     rendering = _renderer("completion", front, request)
     labels = labels_of(request, exchange.header(b"authorization"))
     async with exchange.connected():
         with respelled(completion_names()):
             prompts = await prompts_of(request.prompt, "prompt", front.encode_texts)
             sampling = [completion_sampling(request)] * len(prompts)
-            streams = submit_all(front, prompts, sampling, labels, COMPLETION_MAX_TOKENS)
+            adapters = [adapter] * len(prompts)
+            streams = await submit_all(
+                front, prompts, sampling, adapters, labels, COMPLETION_MAX_TOKENS
+            )
         await deliver(exchange, streams, rendering, as_events=bool(request.stream))
 
 
 async def models(front: Front, exchange: Exchange) -> None:
-    await exchange.reply(200, ModelList([_card(front)]))
+    adapters = front.adapters.registry.names()
+    await exchange.reply(200, ModelList([_card(front, name) for name in (None, *adapters)]))
 
 
 async def model(front: Front, exchange: Exchange) -> None:
-    _check_model(front, exchange.scope["path_params"]["model"])
-    await exchange.reply(200, _card(front))
+    adapter = _adapter(front, exchange.scope["path_params"]["model"])
+    await exchange.reply(200, _card(front, adapter))
 
 
-def _card(front: Front) -> ModelCard:
+def _card(front: Front, adapter: str | None) -> ModelCard:
+    base = front.model_name
     context = None if front.info is None else front.info.context_length
-    return ModelCard(front.model_name, _STARTED, front.model_name, context)
+    if adapter is None:
+        return ModelCard(base, _STARTED, base, context)
+    return ModelCard(adapter, _STARTED, base, context, parent=base)
 
 
-def _check_model(front: Front, model: str | None) -> None:
-    if model is not None and model != front.model_name:
-        raise model_not_found(model)
+def _adapter(front: Front, model: str | None) -> str | None:
+    """What `model` asks for; None: the base model."""
+    try:
+        return front.adapters.named(model)
+    except NoSuchAdapter as error:
+        raise model_not_found(error.name, [front.model_name, *error.there]) from None
 
 
 def _renderer(route: Route, front: Front, request: ChatRequest | CompletionRequest) -> Renderer:
@@ -76,7 +88,7 @@ def _renderer(route: Route, front: Front, request: ChatRequest | CompletionReque
         check_rid(request.rid)
     return Renderer(
         route,
-        front.model_name,
+        request.model or front.model_name,
         request.rid,
         include_usage=bool(options and options.include_usage),
         every_usage=bool(options and options.continuous_usage_stats),

@@ -188,7 +188,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int | None
     object: str = "model"
     owned_by: str = "tokenloom"
-    parent: None = None
+    parent: str | None = None  # of an adapter: the base model
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -28,10 +28,14 @@ from ...wire.messages import (
     Flushed,
     FromClient,
     Generate,
+    ListLoRAs,
+    LoadLoRA,
+    LoRAs,
     Ping,
     Pong,
     StrOut,
     ToClient,
+    UnloadLoRA,
     Usage,
 )
 from ...wire.sampling import InvalidRequest
@@ -182,6 +186,8 @@ class SocketDoor:
                 self._answer(back, Pong(seq, self._front.model_name, self._front.ready))
             case FlushCache():
                 self._keep(asyncio.create_task(self._flush(back, message)))
+            case LoadLoRA() | UnloadLoRA() | ListLoRAs():
+                self._keep(asyncio.create_task(self._adapters(back, message)))
 
     def _start(self, back: _Back, request: Generate) -> Failed | None:
         """Give `request` a task, or say why not."""
@@ -201,7 +207,10 @@ class SocketDoor:
     async def _submit(self, live: _Live, request: Generate) -> Failed | RequestStream:
         try:
             input_ids = await self._encode(request)
-            live.stream = self._front.submit(input_ids, request.sampling, labels_of(request))
+            async with self._front.adapters.using([request.lora_path]) as (lora_id,):
+                live.stream = self._front.submit(
+                    input_ids, request.sampling, labels_of(request), lora_id
+                )
         except InvalidRequest as error:
             return Failed(live.rid, 400, error.message, error.param)
         except Refused as error:
@@ -299,6 +308,27 @@ class SocketDoor:
             log.exception("flushing the cache for a socket client broke")
             answer = Flushed(message.seq, 500, "internal error")
         self._answer(back, answer)
+
+    async def _adapters(self, back: _Back, message: LoadLoRA | UnloadLoRA | ListLoRAs) -> None:
+        status, text = 200, ""
+        try:
+            await self._change_adapters(message)
+        except InvalidRequest as error:
+            status, text = 400, error.message
+        except Refused as error:
+            status, text = error.status, error.message
+        except Exception:  # as in _answer_request
+            log.exception("%s of a socket client broke", type(message).__name__)
+            status, text = 500, "internal error"
+        names = self._front.adapters.registry.names()
+        self._answer(back, LoRAs(message.seq, status, text, names))
+
+    async def _change_adapters(self, message: LoadLoRA | UnloadLoRA | ListLoRAs) -> None:
+        match message:
+            case LoadLoRA(lora_name=name, lora_path=path, pinned=pinned):
+                await self._front.adapters.load(name, path, pinned=pinned)
+            case UnloadLoRA(lora_name=name):
+                self._front.adapters.unload(name)
 
     async def _last_word(self, live: _Live, message: Done | Failed) -> None:
         deadline = asyncio.get_running_loop().time() + self._limits.stall_seconds

@@ -1,0 +1,71 @@
+"""Handlers that load and unload adapters, in SGLang's shape and in vLLM's.
+
+Both take the same bodies; they differ in what a success looks like.
+"""
+
+import msgspec
+
+from ..front import Front
+from .asgi import Exchange
+from .body import Neutral, decode, parse_fields, refuse_unsupported
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    lora_name: str
+    lora_path: str
+    pinned: bool | None = None
+
+
+class UnloadRequest(msgspec.Struct, frozen=True):
+    lora_name: str
+
+
+class LoadedAdapters(msgspec.Struct, frozen=True):
+    """SGLang's answer; `loaded_adapters` has the path of each name."""
+
+    loaded_adapters: dict[str, str]
+    success: bool = True
+    error_message: str = ""
+
+
+_UNSUPPORTED: Neutral = {"added_tokens_config": ({},)}
+
+_load_decoder = msgspec.json.Decoder(LoadRequest)
+_unload_decoder = msgspec.json.Decoder(UnloadRequest)
+
+
+async def load(front: Front, exchange: Exchange) -> None:
+    await _load(front, exchange)
+    await exchange.reply(200, LoadedAdapters(front.adapters.registry.paths()))
+
+
+async def load_as_vllm(front: Front, exchange: Exchange) -> None:
+    name = await _load(front, exchange)
+    await exchange.reply_text(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload(front: Front, exchange: Exchange) -> None:
+    await _unload(front, exchange)
+    await exchange.reply(200, LoadedAdapters(front.adapters.registry.paths()))
+
+
+async def unload_as_vllm(front: Front, exchange: Exchange) -> None:
+    name = await _unload(front, exchange)
+    await exchange.reply_text(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def _load(front: Front, exchange: Exchange) -> str:
+    body = await exchange.read_body()
+    refuse_unsupported(parse_fields(body), _UNSUPPORTED)
+    request = decode(body, _load_decoder)
+    async with exchange.connected():
+        await front.adapters.load(request.lora_name, request.lora_path, pinned=bool(request.pinned))
+    return request.lora_name
+
+
+async def _unload(front: Front, exchange: Exchange) -> str:
+    body = await exchange.read_body()
+    parse_fields(body)  # refuses what the decoder overlooks
+    request = decode(body, _unload_decoder)
+    front.adapters.unload(request.lora_name)
+    return request.lora_name

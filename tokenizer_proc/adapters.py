@@ -193,7 +193,9 @@ def _find(path: str, roots: list[str], own: list[str]) -> str:
     What lies outside is refused alike whether it exists or not.
     """
     if not path or "\0" in path or len(path) > MAX_PATH_CHARS:
-        raise InvalidRequest("lora_path", f"lora_path must have 1 to {MAX_PATH_CHARS} characters")
+        raise InvalidRequest(
+            "lora_path", f"lora_path must have 1 to {MAX_PATH_CHARS} characters, no NUL"
+        )
     places = [path] if os.path.isabs(path) else [os.path.join(root, path) for root in roots]
     allowed = [real for real in map(os.path.realpath, places) if _inside(real, roots, own)]
     if not allowed:

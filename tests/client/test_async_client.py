@@ -268,6 +268,31 @@ def test_flushing_the_cache(tmp_path: Path) -> None:
     run(main())
 
 
+def test_adapters(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as setup, AsyncClient(setup.address) as client:
+            setup.front.on_submit = lambda stream: stream.push("ok", (1,), STOP)
+            assert await client.loras() == []
+            assert await client.load_lora("a", "/a") == ["a"]
+            assert await client.load_lora("b", "/b", pinned=True) == ["a", "b"]
+            assert setup.front.adapters.pinned == {"b"}
+            await client.complete("x", lora_path="b")
+            await client.generate("x", lora_path=None).read()
+            assert [stream.lora_id for stream in setup.front.streams] == [2, 0]
+            assert await client.unload_lora("a") == ["b"]
+            for call, status in (
+                (client.load_lora("c", "c"), 400),
+                (client.unload_lora("a"), 404),
+                (client.complete("x", lora_path="a"), 404),
+            ):
+                with pytest.raises(RequestRefused) as refused:
+                    await call
+                assert refused.value.status == status
+            assert await client.loras() == ["b"]
+
+    run(main())
+
+
 def test_without_a_server(tmp_path: Path) -> None:
     async def main() -> None:
         address = f"ipc://{tmp_path}/none.sock"

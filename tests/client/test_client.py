@@ -39,6 +39,9 @@ def test_stream_complete_and_ping(setup: Served) -> None:
         assert (answer.finish_reason, answer.matched_stop) == ("stop", 7)
         assert answer.usage == Usage(3, 3, 3)
         assert client.flush_cache(0.5) == 50
+        assert client.load_lora("a", "/a", pinned=True) == ["a"]
+        assert client.loras() == ["a"]
+        assert client.unload_lora("a") == []
         done = client.complete(messages=[{"role": "user", "content": "hey"}])
         assert (done.text, done.finish_reason) == ("Hello", "stop")
         with pytest.raises(RuntimeError, match="only once"):

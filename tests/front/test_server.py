@@ -5,6 +5,7 @@ The fake pair is one thread on the links' real mailboxes; SIGTERM is sent for re
 
 import asyncio
 import http.client
+import json
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import zmq
 from front.echo_door import INFO, ByteEncoder, ByteRenderer
@@ -21,12 +23,14 @@ from front.echo_door import INFO, ByteEncoder, ByteRenderer
 from tokenloom.tokenizer_proc import server
 from tokenloom.wire import codec, paths
 from tokenloom.wire.channel import Mailbox, Outbox
-from tokenloom.wire.config import DoorConfig, FrontConfig, Links, ModelConfig
+from tokenloom.wire.config import DoorConfig, FrontConfig, Links, LoRAConfig, ModelConfig
 from tokenloom.wire.messages import (
     BatchStrOut,
     Drained,
     DrainReq,
     Finish,
+    LoadLoRAReq,
+    LoRALoaded,
     SchedulerReady,
     StrOut,
     TokenizedGenerateReq,
@@ -69,6 +73,9 @@ class FakePair(threading.Thread):
                     case TokenizedGenerateReq(rid=rid):
                         held.append(rid)
                         self.got_request.set()
+                    case LoadLoRAReq(ref=ref):
+                        ok = not ref.path.endswith("bad")
+                        front.send(LoRALoaded(ref.lora_id, ok, "" if ok else "it is bad", 400))
                     case DrainReq():
                         draining = True
             if not self.hold.is_set() or draining:
@@ -187,6 +194,44 @@ def test_sigterm_while_loading_ends_at_once(config: FrontConfig) -> None:
         assert not life.told.is_set()
 
     assert serve_while(config, client) == 0
+
+
+def test_adapters_of_the_command_line(config: FrontConfig) -> None:
+    lora = LoRAConfig(lora=("n=/models/n", "m=/models/m,pinned"))
+    config = msgspec.structs.replace(config, lora=lora)
+
+    def client(life: Life, pair: FakePair) -> None:
+        pair.may_start.set()
+        assert life.told.wait(20)
+        models = json.loads(request(life.url, "GET", "/v1/models")[1])
+        assert [model["id"] for model in models["data"]] == ["tiny", "n", "m"]
+        answer = request(life.url, "POST", "/generate", b'{"text": "a", "lora_path": "m"}')
+        assert answer[0] == 200
+
+    assert serve_while(config, client) == 0
+
+
+def test_a_bad_adapter_of_the_command_line_ends_the_start(config: FrontConfig) -> None:
+    config = msgspec.structs.replace(config, lora=LoRAConfig(lora=("n=/models/bad",)))
+    life, pair = Life(), FakePair(config.links)
+    pair.start()
+    pair.may_start.set()
+    with pytest.raises(ExceptionGroup) as failed:
+        asyncio.run(server.serve(config, life))
+    (error,) = failed.value.exceptions
+    assert str(error) == "--lora n=/models/bad: it is bad"
+    assert not life.told.is_set()
+    drain_pair(config.links)
+    pair.join(20)
+
+
+def drain_pair(links: Links) -> None:
+    """End the fake pair as the front of a whole set would."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    scheduler = Outbox(context, links.scheduler)
+    scheduler.send(DrainReq())
+    scheduler.close()
+    context.term()
 
 
 def test_the_socket_door_answers_beside_http(config: FrontConfig) -> None:

@@ -108,8 +108,10 @@ class FakeAdapters:
             if name is not None and name not in self.registry.known:
                 raise NoSuchAdapter(name, self.registry.names())
         self.in_use += 1
-        yield [0 if name is None else 1 + self.registry.names().index(name) for name in names]
-        self.in_use -= 1
+        try:
+            yield [0 if name is None else 1 + self.registry.names().index(name) for name in names]
+        finally:
+            self.in_use -= 1
 
 
 class FakeFront:

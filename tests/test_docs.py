@@ -10,6 +10,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -17,13 +18,16 @@ from support.source_tree import ROOT
 
 from tokenloom.cli import USAGE
 from tokenloom.flags import build_parser
-from tokenloom.tokenizer_proc.doors import http, limits, native, openai_wire
+from tokenloom.tokenizer_proc.doors import http, limits, lora_routes, native, openai_wire
 from tokenloom.wire import messages, sampling
 
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("api", "architecture", "flags", "scheduling", "testing")),
+    *(
+        f"docs/{name}.md"
+        for name in ("api", "architecture", "flags", "lora", "scheduling", "testing")
+    ),
 ]
 ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/[\w/{}]*)")
 UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -88,6 +92,7 @@ def test_every_field_of_a_request_is_named() -> None:
         openai_wire.Message,
         native.GenerateRequest,
         native.NativeSampling,
+        lora_routes.LoadRequest,
         sampling.SamplingParams,
     ):
         taken.update(struct.__struct_fields__)
@@ -96,6 +101,7 @@ def test_every_field_of_a_request_is_named() -> None:
         openai_wire.COMPLETION_UNSUPPORTED,
         native._UNSUPPORTED,
         native._SAMPLING_UNSUPPORTED,
+        lora_routes._UNSUPPORTED,
     ):
         taken.update(refused)
     text = page("docs/api.md")
@@ -105,8 +111,8 @@ def test_every_field_of_a_request_is_named() -> None:
 def test_every_message_of_the_socket_is_described() -> None:
     described = {cells[0]: cells[1] for cells in rows(page("docs/api.md")) if len(cells) == 2}
     for struct in (
-        *(messages.Generate, messages.Abort, messages.Ping),
-        *(messages.Delta, messages.Done, messages.Failed, messages.Pong),
+        *get_args(messages.FromClient),
+        *get_args(messages.ToClient),
     ):
         fields = described[f"`{struct.__struct_config__.tag}`"]
         assert set(struct.__struct_fields__) <= spans(fields), struct

@@ -48,8 +48,8 @@ class Adapters:
         self._send = send
         self._require_ready = require_ready
         self._first = [read_lora(flag) for flag in config.lora]
-        self._roots = [os.path.realpath(root) for root in config.lora_root]
-        self._own = [os.path.realpath(path) for _, path, _ in self._first]
+        self._roots = [_absolute(root) for root in config.lora_root]
+        self._own = [_absolute(path) for _, path, _ in self._first]
         self._coming: dict[int, asyncio.Future[LoRALoaded]] = {}
         self._max_waiting = max_waiting
         self._waiting = 0
@@ -83,7 +83,7 @@ class Adapters:
         """The name goes at once, its requests end on the weights that they began with."""
         self._require_ready()
         self._tell(self.registry.unload(name))
-        log.info("unloaded adapter %s", name)
+        log.info("adapter %s is unloaded", name)
 
     def named(self, model: str | None) -> str | None:
         """The adapter that OpenAI's `model` field asks for; None: the base model.
@@ -123,6 +123,11 @@ class Adapters:
         if isinstance(answer, LoRAUnloaded):
             self.registry.unloaded(answer.lora_id)
             return
+        ref = self.registry.ref(answer.lora_id)
+        if answer.ok:
+            log.info("adapter %s is load %d, rank %d", ref.name, ref.lora_id, answer.rank)
+        else:
+            log.warning("adapter %s cannot be loaded: %s", ref.name, answer.message)
         self._tell(self.registry.loaded(answer))
         self._answer(answer)
 
@@ -185,6 +190,11 @@ class Adapters:
             )
         if name == self._model_name:
             raise InvalidRequest("lora_name", f"{name} is the name of the base model")
+
+
+def _absolute(path: str) -> str:
+    """Of a flag; a shell leaves the ~ of NAME=~/x alone."""
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def _find(path: str, roots: list[str], own: list[str]) -> str:

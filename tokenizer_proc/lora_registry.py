@@ -106,6 +106,9 @@ class LoRARegistry:
         known = self._names.get(name)
         return known is not None and known.visible
 
+    def ref(self, lora_id: int) -> LoRARef:
+        return self._load_of(lora_id).ref
+
     def require(self, name: str) -> None:
         """Raises NoSuchAdapter."""
         if name not in self:

@@ -442,6 +442,16 @@ def test_while_the_model_loads_and_when_the_scheduler_ends(root: Path) -> None:
     assert door.run(scenario()).status == 503
 
 
+def test_flags_may_say_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    door = Door(lora=LoRAConfig(lora_root=("~/root",), lora=("n=~/root/a",)))
+    first(door, door.front.load_first_adapters())
+    assert load(door, "m", "b").json()["loaded_adapters"] == {
+        "n": str(root / "a"),
+        "m": str(root / "b"),
+    }
+
+
 def first(door: Door, work: Coroutine[Any, Any, None]) -> None:
     async def scenario() -> None:
         door.start()

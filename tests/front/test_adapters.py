@@ -1,6 +1,8 @@
 """Adapters through the HTTP door: loaded, listed, asked for, replaced, unloaded, evicted."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -306,6 +308,12 @@ def test_an_evicted_adapter_comes_back_when_it_is_asked_for(root: Path) -> None:
     assert at_rest(door)
 
 
+def test_an_unknown_name_is_found_before_anything_is_loaded(root: Path) -> None:
+    door = few(root)
+    assert say(door, ["a", "x"], ["x", "y"]).status == 404
+    assert len(door.scheduler.of(LoadLoRAReq)) == 2
+
+
 def test_many_requests_wait_for_one_load(root: Path) -> None:
     door = few(root)
     door.scheduler.hold_loads = True
@@ -510,3 +518,45 @@ def test_the_scheduler_may_come_after_the_question(root: Path) -> None:
         assert door.front.ready
 
     door.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_churn_ends_with_nothing_counted(root: Path, seed: int) -> None:
+    """Four names behind room for two; the fake scheduler refuses ids that it does not have."""
+    door = started(root, max_loaded_loras=2, max_loras_per_batch=2)
+    dice = random.Random(seed)
+    statuses: Counter[int] = Counter()
+
+    async def once() -> None:
+        name = dice.choice(["n0", "n1", "n2", "n3"])
+        body: dict[str, object] = {"lora_name": name, "lora_path": dice.choice("abc")}
+        kind = dice.choice([UNLOAD, *[LOAD] * 5, *[GENERATE] * 24])
+        if kind == GENERATE:
+            adapters = [name, None, dice.choice(["n0", "n1"])][: dice.randint(1, 3)]
+            body = {"text": ["x" * 20] * len(adapters), "lora_path": adapters}
+        call = door.open("POST", kind, body)
+        for _ in range(dice.randint(0, 30)):
+            await turn()
+        if dice.random() < 0.3:
+            call.leave()
+        await call.end()
+        statuses[call.status] += 1
+
+    async def worker() -> None:
+        for _ in range(40):
+            await once()
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(worker())
+        async with asyncio.timeout(10):
+            while door.front.in_flight or door.scheduler.leaving or door.front.adapters._coming:
+                await turn()
+
+    door.run(scenario())
+    assert at_rest(door)
+    registry = door.front.adapters.registry
+    assert door.scheduler.there == set(registry._loads)
+    assert set(statuses) <= {0, 200, 404, 409, 503}
+    assert statuses[200] > 40

@@ -58,6 +58,7 @@ def test_a_failed_load_leaves_no_trace() -> None:
     ref, _ = registry.load("a", "/x", pinned=True)
     assert registry.loaded(LoRALoaded(ref.lora_id, False, "rank 99", 400)) == []
     assert registry.names() == []
+    assert registry._names == {}
     with pytest.raises(NoSuchAdapter):
         registry.unload("a")
     assert ready(registry, "b") == 2  # its place is free, its id is not

@@ -1,6 +1,7 @@
 # make run       install and serve the embedded model; flags go in ARGS="--port 8000"
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
+# make adapters  train the example adapters anew on the CPU, half an hour on one busy core
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
@@ -18,7 +19,7 @@ SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-rec
 NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampling.py \
 	tests/models/test_packed.py
 
-.PHONY: run test lint format sanitize cross clean
+.PHONY: run test lint format adapters sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -34,6 +35,10 @@ lint: .venv/installed-for-tests .typing/tokenloom
 format: .venv/installed-for-tests
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# One thread and the lowest priority: whoever trains wants to keep working.
+adapters: .venv/installed-for-tests
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python examples/adapters/train.py --work build/adapters $(ARGS)
 
 # Python is not instrumented, so the runtime comes first by LD_PRELOAD, and libstdc++ with it, which
 # the runtime looks for at its start. Python keeps memory until its end: leaks are not looked for.

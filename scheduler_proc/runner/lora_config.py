@@ -100,7 +100,7 @@ def parse_peft_config(data: bytes) -> PeftConfig:
     """Raises AdapterError naming the key that is missing, malformed or not supported."""
     try:
         raw = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterError(f"adapter_config.json is no JSON object: {error}") from error
     _refuse_unsupported(raw)
     try:

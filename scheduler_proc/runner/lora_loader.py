@@ -119,10 +119,8 @@ def _read(path: Path, root: Path, limit: int) -> bytes:
     if not real.is_relative_to(root):
         raise AdapterError(f"{path} is a link that leads out of {root}")
     try:
-        # Neither a link put there since, nor a pipe that nobody writes to.
-        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        with open(real, "rb", opener=_open) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise AdapterError(f"{path} is no regular file")
             data = file.read(status.st_size) if status.st_size <= limit else b""
@@ -133,6 +131,11 @@ def _read(path: Path, root: Path, limit: int) -> bytes:
             f"{path} has {status.st_size} bytes, more than any adapter of this model can ({limit})"
         )
     return data
+
+
+def _open(path: str, flags: int) -> int:
+    """Neither through a link put there since, nor waiting for whoever writes to a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _size_bound(spec: ModelSpec, places: dict[str, _Place], max_rank: int) -> int:

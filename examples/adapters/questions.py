@@ -20,7 +20,8 @@ _OPPOSITES = {
 _COLOURS = {
     "grass": "green", "snow": "white", "coal": "black", "a ripe tomato": "red",
     "a lemon": "yellow", "the sky on a clear day": "blue", "chocolate": "brown",
-    "a carrot": "orange", "milk": "white", "a cucumber": "green", "blood": "red", "a sunflower": "yellow",
+    "a carrot": "orange", "milk": "white", "a cucumber": "green", "blood": "red",
+    "a sunflower": "yellow",
 }  # fmt: skip
 _SOUNDS = {
     "dog": "barks", "cow": "moos", "sheep": "bleats", "horse": "neighs", "pig": "grunts",

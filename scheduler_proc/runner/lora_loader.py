@@ -30,7 +30,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 _HEADER_BYTES = 1 << 20
-_CONFIG_BYTES = 1 << 20
+_CONFIG_BYTES = 1 << 18
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIX = "base_model.model."
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from models.test_packed import PackedPool
 from support.peft_adapters import EVERY_MODULE, save_adapter
 
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
 from tokenloom.scheduler_proc.models.loader import load_model
 from tokenloom.scheduler_proc.models.lora import LoRAAdapter, LoRAModule, group_rows
+from tokenloom.scheduler_proc.models.packed import PackedLlama
 from tokenloom.scheduler_proc.runner.lora_loader import load_adapter
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -176,6 +178,23 @@ def test_bfloat16_stays_near_float32(
         logits[dtype] = model.forward(replace(batch, **caches, adapters=[adapter]))
     difference = (logits[torch.bfloat16] - logits[torch.float32]).abs().mean()
     assert difference < 0.02 * (logits[torch.float32] - plain[torch.float32]).abs().mean()
+
+
+def test_packed_models_take_the_same_files(
+    checkpoint: Checkpoint,
+    load_packed: Callable[..., PackedLlama],
+    oracle: Callable[..., torch.Tensor],
+    prompt: list[int],
+    tmp_path: Path,
+) -> None:
+    base = checkpoint(transformers.LlamaConfig, initializer_range=0.08)
+    reference = save_adapter(base, tmp_path / "a", target_modules=EVERY_MODULE, use_rslora=True)
+    model = load_packed("int8")
+    adapter = model.resident(load_adapter(Path("a"), model.spec, [tmp_path], MAX_RANK))
+    logits = PackedPool(model).run({"a": prompt}, adapters={"a": adapter})[0]
+    expected = oracle(reference, prompt)[-1]
+    assert torch.cosine_similarity(logits, expected, dim=0) > 0.998
+    assert torch.cosine_similarity(oracle(base, prompt)[-1], expected, dim=0) < 0.9
 
 
 def test_rows_are_grouped_by_adapter() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
+from models.test_gguf import new_writer, write_model
 from models.test_packed import PackedPool
 from support.peft_adapters import EVERY_MODULE, save_adapter
 
@@ -156,6 +158,25 @@ def test_greedy_ids_equal_peft(
         torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None
     )
     assert ids == out[0].tolist()
+
+
+def test_a_gguf_file_takes_adapters_as_they_are(
+    checkpoint: Checkpoint,
+    load: Callable[[Path], LlamaForCausalLM],
+    oracle: Callable[..., torch.Tensor],
+    kv_pool: Callable[..., Any],
+    prompt: list[int],
+    tmp_path: Path,
+) -> None:
+    """Queries and keys lie in another order in the file; the adapter's are those of peft."""
+    base = checkpoint(transformers.LlamaConfig)
+    path = tmp_path / "model.gguf"
+    write_model(new_writer(path, base, "llama"), base, "llama", GGMLQuantizationType.F32)
+    reference = save_adapter(base, tmp_path / "a", target_modules=["q_proj", "k_proj"])
+    model = load(path)
+    adapter = load_adapter(Path("a"), model.spec, [tmp_path], MAX_RANK)
+    logits = model.forward(replace(kv_pool(model.spec).batch({"a": prompt}), adapters=[adapter]))
+    torch.testing.assert_close(logits, oracle(reference, prompt), **TOLERANCE)
 
 
 def test_bfloat16_stays_near_float32(

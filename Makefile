@@ -3,6 +3,7 @@
 # make lint      ruff, format check, mypy
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
+# make adapters  train the example adapters anew on the CPU, half an hour on one busy core
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
@@ -23,7 +24,7 @@ NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampli
 STEPS ?= 1000000
 SEED ?= 0
 
-.PHONY: run test lint format sim mutants sanitize cross clean
+.PHONY: run test lint format sim mutants adapters sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -45,6 +46,10 @@ sim: .venv/installed-for-tests
 
 mutants: .venv/installed-for-tests
 	PYTHONPATH=tests $(BIN)/python -m mutation.run $(ARGS)
+
+# One thread and the lowest priority: whoever trains wants to keep working.
+adapters: .venv/installed-for-tests
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python examples/adapters/train.py --work build/adapters $(ARGS)
 
 # Python is not instrumented, so the runtime comes first by LD_PRELOAD, and libstdc++ with it, which
 # the runtime looks for at its start. Python keeps memory until its end: leaks are not looked for.

@@ -7,6 +7,9 @@ import torch
 
 from ...kernels.decoder_adapter import DecoderAdapter
 from ..worker_batch import ForwardMode
+from .lora import LoRAAdapter
+
+ResidentAdapter = LoRAAdapter | DecoderAdapter  # ready to compute with: plain, packed
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,4 +34,5 @@ class ForwardBatch:
     logit_indices: torch.Tensor  # [S] int64 into T: the tokens whose logits are wanted
     k_cache: list[torch.Tensor]
     v_cache: list[torch.Tensor]
-    adapters: Sequence[DecoderAdapter | None] = ()  # of each request; empty: none in the step
+    # of each request, as the model's own `resident` made them; empty: none in the step
+    adapters: Sequence[ResidentAdapter | None] = ()

@@ -4,6 +4,9 @@ Built by the loader, called by the runner. `forward` sees only a ForwardBatch; i
 requests, pages or sampling.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 
@@ -13,6 +16,7 @@ from ...kernels.silu_mul import silu_mul
 from .config import ModelSpec
 from .forward_batch import ForwardBatch
 from .layers import Linear, RMSNorm, RotaryEmbedding
+from .lora import HEAD, Groups, LoRAAdapter, add_lora, add_lora_embedding, group_rows, select_rows
 
 Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
 
@@ -59,11 +63,17 @@ class _Attention:
             self.k_norm = make.norm(f"{prefix}.k_norm", spec.head_dim, spec.rms_norm_eps)
         self._rotary = rotary
         self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self._sizes = list(parts.values())
         self._head_dim = spec.head_dim
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, layer: int) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, batch: ForwardBatch, layer: int, groups: Groups
+    ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the new keys and values of this layer."""
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
+        qkv = self.qkv_proj(x)
+        for name, part in zip("qkv", torch.split(qkv, self._sizes, dim=1), strict=True):
+            add_lora(part, x, groups, (layer, name))
+        heads = qkv.view(x.shape[0], -1, self._head_dim)
         q, k, v = torch.split(heads, self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q.copy_(self.q_norm(q))
@@ -74,8 +84,10 @@ class _Attention:
         kv_store(k, v, k_cache, v_cache, batch.out_cache_loc)
         out = paged_attention(
             q, k_cache, v_cache, batch.request_slots, batch.extend_lens, self._head_dim**-0.5
-        )
-        return self.o_proj(out.view(x.shape[0], -1))
+        ).view(x.shape[0], -1)
+        y = self.o_proj(out)
+        add_lora(y, out, groups, (layer, "o"))
+        return y
 
 
 class _DecoderLayer:
@@ -89,6 +101,15 @@ class _DecoderLayer:
             mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=bias
         )
         self.down_proj = make.linear(mlp, {"down_proj": hidden}, inner, bias=bias)
+
+    def mlp(self, x: torch.Tensor, layer: int, groups: Groups) -> torch.Tensor:
+        gate_up = self.gate_up_proj(x)
+        for name, part in zip(("gate", "up"), gate_up.chunk(2, dim=1), strict=True):
+            add_lora(part, x, groups, (layer, name))
+        inner = silu_mul(gate_up)
+        y = self.down_proj(inner)
+        add_lora(y, inner, groups, (layer, "down"))
+        return y
 
     def drop_weights(self) -> None:
         """For a model whose weights live on in another form."""
@@ -136,15 +157,24 @@ class LlamaForCausalLM:
                 linear.pack()
         self.lm_head.pack()
 
+    def resident(self, adapter: LoRAAdapter) -> LoRAAdapter:
+        """The form in which `forward` takes an adapter: as it is."""
+        return adapter
+
     @torch.no_grad()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
+        adapters = cast("Sequence[LoRAAdapter | None]", batch.adapters)
+        groups = group_rows(adapters, batch.extend_lens)
         x = residual = F.embedding(batch.input_ids, self.embedding)  # [T, hidden]
+        add_lora_embedding(x, batch.input_ids, groups)
         for index, layer in enumerate(self.layers):
             x = layer.input_norm(x) if index == 0 else layer.input_norm(x, residual)
-            x = layer.attention(x, batch, index)
+            x = layer.attention(x, batch, index, groups)
             x = layer.post_attention_norm(x, residual)
-            x = layer.down_proj(silu_mul(layer.gate_up_proj(x)))
+            x = layer.mlp(x, index, groups)
         wanted = batch.logit_indices
         x = self.norm(x.index_select(0, wanted), residual.index_select(0, wanted))
-        return self.lm_head(x).float()
+        logits = self.lm_head(x)
+        add_lora(logits, x, select_rows(groups, wanted), HEAD)
+        return logits.float()

@@ -4,8 +4,9 @@ Built by the loader from a filled LlamaForCausalLM, whose plain weights it uses 
 file's own blocks where the native formats hold them exactly. Called by the runner like any model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from ...kernels.decoder import (
     DecoderStep,
     DecoderWeights,
 )
+from ...kernels.decoder_adapter import DecoderAdapter
 from ...kernels.quantised_linear import Kind, PackedWeight, Rows, pack
 from .config import ModelSpec
 from .forward_batch import ForwardBatch
 from .llama import LlamaForCausalLM, Slots
+from .lora import LoRAAdapter
 
 ExactRows = Mapping[str, Rows]  # checkpoint name -> the file's own quantised rows
 
@@ -53,6 +56,11 @@ class PackedLlama:
         """Seconds by phase since the last call, which starts the counting; after a first step."""
         return {} if self._decoder is None else self._decoder.profile()
 
+    def resident(self, adapter: LoRAAdapter) -> DecoderAdapter:
+        """The form in which `forward` takes an adapter: a copy in bfloat16."""
+        factors = {key: (module.a, module.b) for key, module in adapter.modules.items()}
+        return DecoderAdapter(self.shape, self.spec.num_layers, factors)
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
         if self._decoder is None:
@@ -70,7 +78,7 @@ class PackedLlama:
             page_table=batch.page_table,
             input_ids=batch.input_ids.numpy().astype(np.int32),
             samples=batch.logit_indices.numpy().astype(np.int32),
-            adapters=batch.adapters,
+            adapters=cast("Sequence[DecoderAdapter | None]", batch.adapters),
         )
         return self._decoder.forward(step)
 

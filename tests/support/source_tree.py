@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-NOT_SOURCE = {"setup.py", "tests", "docs", "build", "dist"}
+NOT_SOURCE = {"setup.py", "tests", "docs", "examples", "build", "dist"}
 
 
 def all_files() -> list[Path]:

@@ -1,0 +1,75 @@
+"""LoRA adapters as the models see them: the host form of one, and its share of a linear map.
+
+Made by the runner's loader from files, carried to a model in the ForwardBatch. One adapter adds
+b (a x) to the outputs of the modules that it holds (arXiv:2106.09685); which rows of a step are its
+own is worked out once per step. No files and no slots here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+
+# (layer, "q" | "k" | "v" | "o" | "gate" | "up" | "down"), or one of the two below.
+Key = tuple[int, str]
+EMBED: Key = (-1, "embed")
+HEAD: Key = (-1, "head")
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class LoRAModule:
+    """y += b (a x), in float32; the scaling is already in `b`.
+
+    For the embedding `a` is [r, vocab], read by columns, and `b` is [hidden, r].
+    """
+
+    a: torch.Tensor  # [r, in]
+    b: torch.Tensor  # [out, r]
+
+
+@dataclass(frozen=True, eq=False)
+class LoRAAdapter:
+    """Two adapters are equal only if they are one: equality is identity."""
+
+    modules: dict[Key, LoRAModule]
+    rank: int  # the largest of the modules'
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(module.a.nbytes + module.b.nbytes for module in self.modules.values())
+
+
+Groups = list[tuple[LoRAAdapter, torch.Tensor]]  # each adapter and its rows, [n] int64
+
+
+def group_rows(adapters: Sequence[LoRAAdapter | None], extend_lens: list[int]) -> Groups:
+    """Rows of a step by adapter; `adapters` has one entry a request, or none at all."""
+    order = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
+    if not order:
+        return []
+    of_request = [-1 if adapter is None else order.index(adapter) for adapter in adapters]
+    of_row = torch.tensor(of_request).repeat_interleave(torch.tensor(extend_lens))
+    return [(adapter, (of_row == index).nonzero().flatten()) for index, adapter in enumerate(order)]
+
+
+def select_rows(groups: Groups, wanted: torch.Tensor) -> Groups:
+    """The groups after `index_select(0, wanted)` of the rows."""
+    return [(adapter, torch.isin(wanted, rows).nonzero().flatten()) for adapter, rows in groups]
+
+
+def add_lora(y: torch.Tensor, x: torch.Tensor, groups: Groups, key: Key) -> None:
+    """Add every adapter's share to y [T, out], in place, where x [T, in] was the input."""
+    for adapter, rows in groups:
+        module = adapter.modules.get(key)
+        if module is not None:
+            y[rows] += F.linear(F.linear(x[rows].float(), module.a), module.b)
+
+
+def add_lora_embedding(y: torch.Tensor, input_ids: torch.Tensor, groups: Groups) -> None:
+    """The same for the embedding of input_ids [T]: a one-hot x picks columns of `a`."""
+    for adapter, rows in groups:
+        module = adapter.modules.get(EMBED)
+        if module is not None:
+            y[rows] += F.linear(module.a[:, input_ids[rows]].T, module.b)

@@ -12,7 +12,8 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from tokenloom.wire.config import ServerConfig, contradiction, lora_contradiction
+from tokenloom.wire.config import ServerConfig, contradiction
+from tokenloom.wire.lora_config import lora_contradiction
 
 _GROUP_TITLES = {
     "model": "model",

@@ -96,7 +96,13 @@ EXTERNAL: dict[str, set[str]] = {
     "uvloop": {"tokenizer_proc", "detokenizer_proc", "client", "bench"},
 }
 
-MUST_BE_PURE = ("wire.messages", "wire.sampling", "wire.config", "scheduler_proc.core.")
+MUST_BE_PURE = (
+    "wire.messages",
+    "wire.sampling",
+    "wire.config",
+    "wire.lora_config",
+    "scheduler_proc.core.",
+)
 IMPURE_STDLIB = {
     "asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib",
     "random", "secrets", "select", "shutil", "signal", "socket", "subprocess", "tempfile",

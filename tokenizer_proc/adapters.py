@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from ..wire.config import LORA_NAME, LoRAConfig, read_lora
+from ..wire.lora_config import LORA_NAME, LoRAConfig, read_lora
 from ..wire.messages import (
     Finish,
     LoadLoRAReq,

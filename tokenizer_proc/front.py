@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..wire.channel import Outbox
-from ..wire.config import LoRAConfig
+from ..wire.lora_config import LoRAConfig
 from ..wire.messages import (
     AbortReq,
     BatchStrOut,

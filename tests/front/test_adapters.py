@@ -12,7 +12,7 @@ from front.echo_door import MODEL, Door, Exchange, submitted, turn
 
 from tokenloom.tokenizer_proc import adapters
 from tokenloom.tokenizer_proc.adapters import AdapterError
-from tokenloom.wire.config import LoRAConfig
+from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     Drained,
     Finish,

@@ -23,7 +23,8 @@ from front.echo_door import INFO, ByteEncoder, ByteRenderer
 from tokenloom.tokenizer_proc import server
 from tokenloom.wire import codec, paths
 from tokenloom.wire.channel import Mailbox, Outbox
-from tokenloom.wire.config import DoorConfig, FrontConfig, Links, LoRAConfig, ModelConfig
+from tokenloom.wire.config import DoorConfig, FrontConfig, Links, ModelConfig
+from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     BatchStrOut,
     Drained,

@@ -11,15 +11,14 @@ from tokenloom.wire.config import (
     ExecutionConfig,
     FrontConfig,
     Links,
-    LoRAConfig,
     ModelConfig,
     RuntimeConfig,
     SchedulerConfig,
     SchedulingConfig,
     ServerConfig,
     contradiction,
-    read_lora,
 )
+from tokenloom.wire.lora_config import LoRAConfig, read_lora
 
 MODEL = ModelConfig(model="/models/tiny", context_length=256, load_format="dummy")
 LINKS = Links("/run/x")

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..wire.kv_events import KVEvent
-from ..wire.messages import ToDetokenizer, ToScheduler
+from ..wire.messages import LoRALoaded, ToDetokenizer, ToScheduler
 from .core.scheduler import Scheduler
 from .step_log import StepLog
-from .worker_batch import BatchResult, ModelWorkerBatch
+from .worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch
 
 IDLE_CHECK_MS = 1000  # so long without work, and the pool's books are audited
-STALLED_MS = 10  # nap while requests wait but none can be computed: time limits go on
+STALLED_MS = 10  # nap while nothing can be computed, but a time limit or a load may end
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,19 @@ class Out(Protocol):
     def send(self, message: ToDetokenizer) -> None: ...
 
 
+class Adapters(Protocol):
+    @property
+    def loading(self) -> bool: ...
+
+    def follow(self, orders: LoRAOrders) -> None: ...
+
+    def take_loaded(self) -> list[LoRALoaded]: ...
+
+
 class Runner(Protocol):
+    @property
+    def loras(self) -> Adapters: ...
+
     def run(self, batch: ModelWorkerBatch) -> BatchResult: ...
 
 
@@ -50,24 +62,31 @@ def event_loop(
     step_log = StepLog(scheduler)
     stalled = False
     while not scheduler.drained:
-        messages = _receive(scheduler, inbox, stalled)
+        messages = _receive(scheduler, inbox, runner.loras, stalled)
         _send(out, scheduler.expire(clock()))
         for message in messages:
             _send(out, scheduler.handle(message))
+        for loaded in runner.loras.take_loaded():
+            _send(out, scheduler.lora_loaded(loaded))
         batch = scheduler.get_next_batch_to_run()
         stalled = batch is None
         if batch is not None:
             result = runner.run(batch)
             _send(out, scheduler.process_batch_result(result))
             step_log.after(batch)
+        runner.loras.follow(scheduler.take_lora_orders())
         if kv_events is not None:
             kv_events.publish(scheduler.take_kv_events())
 
 
-def _receive(scheduler: Scheduler, inbox: Inbox, stalled: bool) -> list[ToScheduler]:
+def _receive(
+    scheduler: Scheduler, inbox: Inbox, adapters: Adapters, stalled: bool
+) -> list[ToScheduler]:
     """What has arrived; when idle, wait for something, audit the books and clean up meanwhile."""
     if not scheduler.idle:
         return inbox.receive(STALLED_MS if stalled else 0)
+    if adapters.loading:
+        return inbox.receive(STALLED_MS)
     messages = inbox.receive(IDLE_CHECK_MS)
     if messages:
         return messages

@@ -32,7 +32,7 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
-    runner = make_model_runner(config.model, config.scheduling, config.execution)
+    runner = make_model_runner(config.model, config.scheduling, config.execution, config.lora)
     eos = read_eos_token_ids(config.model.model)
     info = _info(config, runner, eos)
     log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
@@ -41,6 +41,7 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
         context_length=info.context_length,
         pool_tokens=info.max_total_tokens,
         eos_token_ids=frozenset(eos),
+        max_loras=config.lora.max_loras_per_batch,
     )
     scheduler = Scheduler(config.scheduling, limits, runner.num_pages)
     kv_events = _kv_events(context, config.scheduling)
@@ -50,6 +51,7 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     # 100,000 nodes: the loop asks for one when it is idle.
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     event_loop(scheduler, runner, mailbox, outbox, kv_events)
+    runner.loras.close()
     if kv_events is not None:
         kv_events.close()
     mailbox.close()

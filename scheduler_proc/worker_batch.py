@@ -6,9 +6,10 @@ own copy of the page table and of each row's sampler state, and learns of change
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from ..wire.messages import LoRARef
 from ..wire.sampling import SamplingParams
 
 
@@ -36,6 +37,8 @@ class ModelWorkerBatch:
     `input_ids` concatenates the new tokens of all rows: `extend_lens[i]` of them at positions
     `prefix_lens[i] ...`. `samples[i]` says whether row i yields a token (all but inner chunks).
     `new_pages` holds (row, index in its page table, page) for every page newly given to a row.
+    `lora_slots` is the adapter slot of each row, 0 for the base model; empty if all are. Slots are
+    written before the step: (slot, lora_id) in `new_loras`, lora_id 0 to clear one.
     """
 
     step: int
@@ -48,6 +51,16 @@ class ModelWorkerBatch:
     input_ids: "array[int]"
     new_pages: list[tuple[int, int, int]]
     opened: list[RowOpen]
+    lora_slots: list[int] = field(default_factory=list)
+    new_loras: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class LoRAOrders:
+    """Between steps: adapters to read from their files, and those that no step will name again."""
+
+    loads: list[LoRARef]
+    drops: list[int]  # lora_id
 
 
 @dataclass(slots=True, frozen=True)

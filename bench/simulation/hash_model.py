@@ -1,7 +1,8 @@
 """A model without floating point: the next id is a hash of the KV slots that it reads. PURE.
 
-The KV of a token is a hash of its id and of the KV before it, as in a real model, and a sample
-reads all of them: a wrong, stale, foreign or missing page shows up as a wrong token at once.
+The KV of a token is a hash of its id, of the adapter and of the KV before it, as in a real model,
+and a sample reads all of them: a wrong, stale, foreign or missing page, or an adapter's wrong slot,
+shows up as a wrong token at once.
 `HashRunner` stands in for the model runner; `hash_answer` says what a request must get, whatever
 shares the pool with it. Used by `driver`, and by the tests of core and runner.
 """
@@ -12,10 +13,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...scheduler_proc.worker_batch import BatchResult, ForwardMode, ModelWorkerBatch
+from ...scheduler_proc.worker_batch import BatchResult, ForwardMode, LoRAOrders, ModelWorkerBatch
+from ...wire.messages import LoRALoaded, LoRARef
 
 VOCAB = 97
 EOS = 0
+_MIX = 0x9E37  # spreads the bits of a lora_id
 _ID_BYTES = [number.to_bytes(4, sys.byteorder) for number in range(VOCAB)]
 
 
@@ -25,6 +28,7 @@ class Script:
 
     salt: int = 0  # requests of one salt may share KV, others may not
     ends_at: int | None = None  # length of prompt and answer, ended by EOS; None: the hash says
+    lora_id: int = 0  # what the answer must come from; the runner itself reads slots
 
 
 PLAIN = Script()
@@ -33,21 +37,22 @@ PLAIN = Script()
 class Reader:
     """What a sample has read so far: KV states are fed in by position."""
 
-    __slots__ = ("crc", "state")
+    __slots__ = ("_lora_id", "crc", "state")
 
-    def __init__(self, ids: Iterable[int], salt: int = 0) -> None:
+    def __init__(self, ids: Iterable[int], salt: int = 0, lora_id: int = 0) -> None:
+        self._lora_id = lora_id
         self.state = salt
         self.crc = 0
         for token_id in ids:
             self.read(token_id)
 
     def read(self, token_id: int) -> None:
-        self.state = _next_state(self.state, token_id)
+        self.state = _next_state(self.state, token_id, self._lora_id)
         self.crc = zlib.crc32(self.state.to_bytes(4, sys.byteorder), self.crc)
 
 
-def _next_state(state: int, token_id: int) -> int:
-    return zlib.crc32(_ID_BYTES[token_id], state) or 1  # 0 is what nobody wrote
+def _next_state(state: int, token_id: int, lora_id: int) -> int:
+    return zlib.crc32(_ID_BYTES[token_id], state ^ lora_id * _MIX) or 1  # 0 is what nobody wrote
 
 
 def _sample(crc: int, length: int, script: Script) -> int:
@@ -64,7 +69,7 @@ def next_id(ids: Iterable[int], salt: int = 0) -> int:
 
 def hash_ids(prompt: Sequence[int], script: Script = PLAIN) -> Iterator[int]:
     """The answer of a request alone, without end."""
-    reader, length = Reader(prompt, script.salt), len(prompt)
+    reader, length = Reader(prompt, script.salt, script.lora_id), len(prompt)
     while True:
         token_id = _sample(reader.crc, length, script)
         yield token_id
@@ -88,6 +93,37 @@ def hash_answer(
     return answer
 
 
+class HashAdapters:
+    """Stands in for LoRAMemoryPool. A load whose path is in `broken` fails."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.present: set[int] = set()
+        self.slots: dict[int, int] = {0: 0}  # slot -> lora_id
+        self._reading: list[LoRARef] = []
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._reading)
+
+    def follow(self, orders: LoRAOrders) -> None:
+        self._reading += orders.loads
+        for lora_id in orders.drops:
+            self.present.remove(lora_id)
+
+    def take_loaded(self) -> list[LoRALoaded]:
+        read, self._reading = self._reading, []
+        fine = [ref.path not in self.broken for ref in read]
+        self.present |= {ref.lora_id for ref, ok in zip(read, fine, strict=True) if ok}
+        return [LoRALoaded(ref.lora_id, ok=ok) for ref, ok in zip(read, fine, strict=True)]
+
+    def write(self, entries: list[tuple[int, int]]) -> None:
+        for slot, lora_id in entries:
+            assert slot > 0, "the base model's slot was written"
+            assert lora_id == 0 or lora_id in self.present, "a slot of an adapter that is not there"
+            self.slots[slot] = lora_id
+
+
 class HashRunner:
     """Keeps a page table and one KV state per slot, and distrusts every batch it is given.
 
@@ -102,6 +138,7 @@ class HashRunner:
         self.seeds: dict[int, int] = {}  # of the rows opened so far
         self.steps = 0
         self.fail_rows: set[int] = set()
+        self.loras = HashAdapters()
         self.slots = array("I", bytes(4 * num_pages * page_size))
         self._memory = memoryview(self.slots).cast("B")
 
@@ -114,6 +151,7 @@ class HashRunner:
             self.table[entry.row].clear()
         for row, index, page in batch.new_pages:
             self._map(row, index, page)
+        self.loras.write(batch.new_loras)
         self._write(batch)
         return BatchResult(
             batch.step,
@@ -138,12 +176,15 @@ class HashRunner:
     def _write(self, batch: ModelWorkerBatch) -> None:
         """All writes of a step come before all reads, as in a layer of the real model."""
         size, slots, written, done = self.page_size, self.slots, 0, set()
-        for row, start, count in zip(batch.rows, batch.prefix_lens, batch.extend_lens, strict=True):
+        loras = [self.loras.slots[slot] for slot in batch.lora_slots or [0] * len(batch.rows)]
+        for row, start, count, lora_id in zip(
+            batch.rows, batch.prefix_lens, batch.extend_lens, loras, strict=True
+        ):
             table = self.table[row]
             state = self._state_before(row, start)
             for position in range(start, start + count):
                 slot = table[position // size] * size + position % size
-                state = _next_state(state, batch.input_ids[written])
+                state = _next_state(state, batch.input_ids[written], lora_id)
                 slots[slot] = state
                 done.add(slot)
                 written += 1

@@ -19,6 +19,7 @@ class Limits:
     context_length: int
     pool_tokens: int
     eos_token_ids: frozenset[int]
+    max_loras: int = 0  # different adapters in one step
 
 
 def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req:
@@ -40,8 +41,14 @@ def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req
         stop_ids=_stop_ids(message.sampling, limits),
         priority=message.priority,
         tenant=message.tenant,
-        namespace=message.namespace,
+        namespace=_namespace(message),
+        lora_id=message.lora_id,
     )
+
+
+def _namespace(message: TokenizedGenerateReq) -> str:
+    """An adapter changes keys and values: what was computed under one is of use there alone."""
+    return f"{message.lora_id}/{message.namespace}" if message.lora_id else message.namespace
 
 
 def _stop_ids(sampling: SamplingParams, limits: Limits) -> frozenset[int]:

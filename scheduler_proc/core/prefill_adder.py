@@ -7,11 +7,22 @@ for it, and when not, says whom it would have to replace.
 from bisect import bisect_left
 from collections.abc import Collection
 
+from ...wire.config import SchedulingConfig
 from .admission import Admission
 from .kv_cache import KVCache
 from .req import Req
 from .reserve import Reserve
 from .retraction import preemptable_by
+
+
+def token_budget(settings: SchedulingConfig, num_decodes: int) -> int:
+    """What decodes leave of the step; never less than a page, so that prompts get on."""
+    budget = settings.max_prefill_tokens
+    if settings.chunked_prefill_size:
+        budget = min(budget, settings.chunked_prefill_size)
+        if num_decodes and settings.mixed_chunk_size:
+            budget = min(budget, settings.mixed_chunk_size)
+    return max(settings.page_size, budget - num_decodes)
 
 
 class PrefillAdder:

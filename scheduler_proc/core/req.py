@@ -74,6 +74,7 @@ class Req:
     announced: bool = False  # the detokenizer knows of it
     tenant: str = ""
     namespace: str = ""  # cached prefixes are shared within one only
+    lora_id: int = 0  # the adapter; 0: the base model
     arrived_at: int = 0  # tokens that the server had computed by then: a clock without time
     skips: int = 0  # that started past it when it did not fit
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))

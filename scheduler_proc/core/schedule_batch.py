@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass
 
 from ..worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
+from .lora_slots import LoRASlots
 from .req import Req
 
 
@@ -26,7 +27,10 @@ class ScheduleBatch:
         return ForwardMode.MIXED if self.num_decodes else ForwardMode.EXTEND
 
     def for_worker(
-        self, new_pages: list[tuple[int, int, int]], opened: list[RowOpen]
+        self,
+        new_pages: list[tuple[int, int, int]],
+        opened: list[RowOpen],
+        loras: LoRASlots,
     ) -> ModelWorkerBatch:
         rows, prefix_lens, samples = [], [], []
         input_ids = array("i")
@@ -49,7 +53,14 @@ class ScheduleBatch:
             input_ids=input_ids,
             new_pages=new_pages,
             opened=opened,
+            lora_slots=self._lora_slots(loras),
+            new_loras=loras.take_writes(),
         )
+
+    def _lora_slots(self, loras: LoRASlots) -> list[int]:
+        if not any(req.lora_id for req in self.reqs):
+            return []
+        return [loras.slot_of(req.lora_id) for req in self.reqs]
 
 
 def row_open(req: Req) -> RowOpen:

@@ -5,7 +5,6 @@ Owns the waiting queue, the running requests and, through KVCache, all pages and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ...wire.config import SchedulingConfig, contradiction
 from ...wire.kv_events import KVEvent
@@ -15,42 +14,36 @@ from ...wire.messages import (
     DrainReq,
     Finish,
     FlushReq,
+    LoadLoRAReq,
+    LoRALoaded,
     StatsOut,
     StatsReq,
     StopMatched,
     ToDetokenizer,
     TokenizedGenerateReq,
     ToScheduler,
+    UnloadLoRAReq,
 )
 from ...wire.sampling import InvalidRequest
-from ..worker_batch import BatchResult, ModelWorkerBatch, RowOpen
+from ..worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch, RowOpen
 from .admission import Admission
 from .cache_flush import CacheFlushes
 from .conservation import check_conservation
 from .faults import Faults
 from .intake import Limits, make_req
 from .kv_cache import KVCache
-from .prefill_adder import PrefillAdder
+from .lora_slots import AdapterError, LoRASlots
+from .prefill_adder import PrefillAdder, token_budget
 from .queue_limits import QueueLimits
 from .req import Req, ReqState
 from .retraction import choose_victim, in_giving_order
 from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
+from .totals import QueueCounts, Totals
 from .waiting_queue import WaitingQueue
 
 MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
 DRAINING = "the server is shutting down"
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start; they never fall."""
-
-    retractions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    violations: int = 0
 
 
 class Scheduler:
@@ -81,6 +74,7 @@ class Scheduler:
         self._step = 0
         self._computed_tokens = 0  # the waiting queue's clock
         self._flushes = CacheFlushes()
+        self._loras = LoRASlots(limits.max_loras)
         self._draining = False
         self.drained = False
         self.now = 0.0  # on the loop's clock, in seconds; the loop says it before each turn
@@ -103,6 +97,8 @@ class Scheduler:
                 self._drain()
             case FlushReq():
                 self._flushes.ask(message, self.now)
+            case LoadLoRAReq() | UnloadLoRAReq():
+                self.totals.violations += not self._loras.follow(message)
         return self._outputs()
 
     def expire(self, now: float) -> list[ToDetokenizer]:
@@ -111,6 +107,15 @@ class Scheduler:
         for rid, finish in self._queue_limits.expired(now):
             self._end_early(rid, finish)
         return self._outputs()
+
+    def lora_loaded(self, loaded: LoRALoaded) -> list[ToDetokenizer]:
+        """A load that take_lora_orders asked for has ended."""
+        self._loras.end_load(loaded)
+        return self._outputs()
+
+    def take_lora_orders(self) -> LoRAOrders:
+        """What the runner is to do about adapters, after every turn's messages and step."""
+        return self._loras.take_orders()
 
     def _accept(self, message: TokenizedGenerateReq) -> None:
         if (
@@ -129,6 +134,11 @@ class Scheduler:
             return
         if refusal := self._queue_limits.refusal(req):
             self._rows_out.refuse(message.rid, refusal)
+            return
+        try:
+            self._loras.accept(req.lora_id)
+        except AdapterError as error:
+            self._rows_out.refuse(message.rid, _error(404, str(error)))
             return
         if self._settings.low_priority_first:
             req.priority = -req.priority
@@ -171,7 +181,7 @@ class Scheduler:
             num_decodes=len(decodes),
         )
         opened, self._opened = self._opened, []
-        return self._launched.for_worker(self._kv.take_new_pages(), opened)
+        return self._launched.for_worker(self._kv.take_new_pages(), opened, self._loras)
 
     def _decodes_with_room(self) -> list[Req]:
         """All decoding requests, each with a page for its next token; retracts until they fit."""
@@ -201,11 +211,15 @@ class Scheduler:
         self._kv.release(req)
         req.retractions += 1
         req.move(ReqState.WAITING, "retracted")
-        del self._running[req.rid]
+        self._stop_running(req)
         self._waiting.add(req)
+        self.totals.retractions += 1
+
+    def _stop_running(self, req: Req) -> None:
+        del self._running[req.rid]
+        self._loras.retire(req.lora_id)
         if self._chunked is req:
             self._chunked = None
-        self.totals.retractions += 1
 
     def _allocation_failed(self, req: Req) -> None:
         """The pool did not give what it had promised. The request tries again, a few times."""
@@ -228,7 +242,7 @@ class Scheduler:
             self._kv,
             self._admission,
             self._running.values(),
-            budget=self._token_budget(len(decodes)),
+            budget=token_budget(self._settings, len(decodes)),
             chunking=self._settings.chunked_prefill_size > 0,
         )
         if self._chunked is None or adder.continue_chunked(self._chunked):
@@ -240,13 +254,16 @@ class Scheduler:
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
         may_preempt = self._settings.preemption_threshold is not None
-        candidates = self._waiting.candidates(self._computed_tokens, self._chunked)
+        candidates = self._waiting.candidates(
+            self._computed_tokens, self._chunked, self._loras.lacks_slot
+        )
         while not adder.was_cut and (self._kv.rows.available or may_preempt):
             req = next(candidates, None)
             if req is None or not adder.has_budget_for(req):
                 break
             if adder.add_new(req) or self._preempt_for(req, adder):
                 self._admit(req)
+        self._loras.end_planning()
 
     def _preempt_for(self, req: Req, adder: PrefillAdder) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
@@ -257,21 +274,12 @@ class Scheduler:
             self._retract(victim)
         return bool(victims) and adder.add_new(req)
 
-    def _token_budget(self, num_decodes: int) -> int:
-        """What decodes leave of the step; never less than a page, so that prompts get on."""
-        settings = self._settings
-        budget = settings.max_prefill_tokens
-        if settings.chunked_prefill_size:
-            budget = min(budget, settings.chunked_prefill_size)
-            if num_decodes and settings.mixed_chunk_size:
-                budget = min(budget, settings.mixed_chunk_size)
-        return max(settings.page_size, budget - num_decodes)
-
     def _admit(self, req: Req) -> None:
         kv = req.kv
         assert kv is not None
         self._waiting.start(req)
         self._running[req.rid] = req
+        self._loras.admit(req.lora_id)
         req.move(ReqState.EXTENDING, "admitted")
         self._opened.append(row_open(req))
         if not req.admitted:
@@ -329,10 +337,9 @@ class Scheduler:
         self._queue_limits.end(req)
         self._admission.after_end(req, finish)
         if req.state is not ReqState.WAITING:
-            del self._running[req.rid]
+            self._stop_running(req)
+        self._loras.leave(req.lora_id)
         self._waiting.end(req)
-        if self._chunked is req:
-            self._chunked = None
         self._kv.release(req, keep=keep)
         req.move(ReqState.FINISHED, finish.reason)
         del self._reqs[req.rid]
@@ -359,36 +366,17 @@ class Scheduler:
             report(str(error))
 
     def stats(self, seq: int = 0) -> StatsOut:
-        size = self._settings.page_size
-        free, evictable = self._kv.pages.available, self._kv.tree.evictable_pages
-        return StatsOut(
-            seq=seq,
-            step=self._step,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            used_tokens=(self._kv.pages.capacity - free - evictable) * size,
-            evictable_tokens=evictable * size,
-            free_tokens=free * size,
-            free_rows=self._kv.rows.available,
-            new_token_ratio=self._admission.ratio.value,
-            retractions_total=self.totals.retractions,
-            prompt_tokens_total=self.totals.prompt_tokens,
-            cached_tokens_total=self.totals.cached_tokens,
-            generated_tokens_total=self.totals.generated_tokens,
-            violations_total=self.totals.violations,
-            evicted_pages_total=self._kv.tree.evicted_total,
-            tree_nodes=self._kv.tree.num_nodes,
-            tree_pages=evictable + self._kv.tree.locked_pages,
-        )
+        counts = QueueCounts(self._step, len(self._running), len(self._waiting))
+        return self.totals.snapshot(seq, counts, self._kv, self._admission.ratio.value)
 
     def take_kv_events(self) -> list[KVEvent]:
         """What the prefix tree stored and removed since the last call; nothing unless wanted."""
         return self._kv.events.take() if self._kv.events is not None else []
 
     def _outputs(self) -> list[ToDetokenizer]:
-        messages: list[ToDetokenizer] = [*self._rows_out.take()]
+        messages: list[ToDetokenizer] = [*self._rows_out.take(), *self._loras.take_news()]
         messages += self._flushes.answer(self._kv, len(self._running), len(self._waiting), self.now)
-        if self._draining and self.idle and not self.drained:
+        if self._draining and self.idle and not self._loras.loading and not self.drained:
             self.drained = True
             messages.append(Drained())
         return messages

@@ -6,7 +6,7 @@ Lines are one per tenant with --fairness vtc, else there is one. PURE.
 
 import bisect
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from ...wire.config import SchedulingConfig
@@ -19,7 +19,7 @@ from .radix_cache import Match
 from .req import Req
 from .schedule_policy import MATCH_POLICIES, Order, make_order
 
-_MAX_FOLLOWERS = 256  # passed over in a step; a pass costs no more, however many follow one leader
+_MAX_PASSED_OVER = 256  # in a step; a pass costs no more, however many wait for one thing
 _by_arrival = attrgetter("arrival")
 
 
@@ -161,11 +161,14 @@ class WaitingQueue:
 
     # -- who goes next
 
-    def candidates(self, now: int, chunked: Req | None) -> Iterator[Req]:
+    def candidates(
+        self, now: int, chunked: Req | None, lacks_slot: Callable[[int], bool]
+    ) -> Iterator[Req]:
         """Requests that may start, best first; ends where the pool is to be held for one of them.
 
         The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
-        for the next one. `chunked` is the one whose prompt this step goes on with.
+        for the next one. `chunked` is the one whose prompt this step goes on with. Who lacks a slot
+        for its adapter (`lora_id`) is passed over, as are those who wait for a prefix.
         """
         self._refresh()
         settings = self._settings
@@ -174,13 +177,13 @@ class WaitingQueue:
         if chunked is not None:
             leaders.add(chunked)
         lookahead = Lookahead(settings.max_skips, settings.lookahead)
-        followers = 0
+        passed_over = 0
         for req in self._in_order(now):
             # Who has been let by too often, or whose answer has begun, lets nobody by.
             urgent = req.retractions > 0 or self._lines[self._line_name(req)].is_overdue(req)
-            if not urgent and leaders.include(req):
-                followers += 1
-                if followers == _MAX_FOLLOWERS:
+            if lacks_slot(req.lora_id) or (not urgent and leaders.include(req)):
+                passed_over += 1
+                if passed_over == _MAX_PASSED_OVER:
                     return
                 continue
             yield req

@@ -16,15 +16,20 @@ from ...model_files.errors import ModelError
 from ...model_files.gguf_file import open_gguf
 from ...model_files.tokenizer import tokenizer_size
 from ...wire.config import ExecutionConfig, ModelConfig, SchedulingConfig
+from ...wire.lora_config import LoRAConfig
 from ..models.config import ModelSpec
+from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model
+from ..models.packed import PackedLlama
 from .host import physical_cores
 from .kv_pool import KVShape
-from .model_runner import LoadedModel, Model, ModelRunner
+from .lora_loader import load_adapter
+from .model_runner import LoadedModel, ModelRunner
 
 logger = logging.getLogger(__name__)
 
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NO_ADAPTERS = LoRAConfig()
 _KV_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _FOUR_BITS = ("Q4_0", "Q4_1")
 _DEVICE = "cpu"  # the only one so far: what `auto` finds
@@ -39,10 +44,14 @@ class _Source:
     mode: str
     kv_dtype: torch.dtype
     threads: int
+    max_lora_rank: int
 
 
 def make_model_runner(
-    model: ModelConfig, scheduling: SchedulingConfig, execution: ExecutionConfig
+    model: ModelConfig,
+    scheduling: SchedulingConfig,
+    execution: ExecutionConfig,
+    lora: LoRAConfig = NO_ADAPTERS,
 ) -> ModelRunner:
     """`model.model` is a local path by now. Raises ModelError with the reason and what to do."""
     if model.model is None:
@@ -51,8 +60,8 @@ def make_model_runner(
     torch.set_num_threads(threads)
     mode = choose_mode(execution, model.model, scheduling.page_size)
     kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, mode)
-    loaded = _load(_Source(model.model, model, mode, kv_dtype, threads))
-    runner = ModelRunner(loaded, scheduling, execution)
+    loaded = _load(_Source(model.model, model, mode, kv_dtype, threads, lora.max_lora_rank))
+    runner = ModelRunner(loaded, scheduling, execution, lora.max_loras_per_batch)
     logger.info(
         "running on %s in %s with %s KV and %d threads",
         _DEVICE,
@@ -101,6 +110,7 @@ def _mostly_four_bits(path: str) -> bool:
 
 
 def _load(source: _Source) -> LoadedModel:
+    model: LlamaForCausalLM | PackedLlama
     model, spec = _load_float(source) if source.mode in _FLOATS else _load_packed(source)
     packed = source.mode not in _FLOATS
     return LoadedModel(
@@ -115,10 +125,14 @@ def _load(source: _Source) -> LoadedModel:
         # embeddings are often padded to a round number beyond what the tokenizer knows
         vocab_size=min(spec.vocab_size, tokenizer_size(source.path)),
         dtype_name=source.mode,
+        # the front has resolved and allowed the path
+        read_adapter=lambda path: model.resident(
+            load_adapter(path, spec, [path], source.max_lora_rank)
+        ),
     )
 
 
-def _load_float(source: _Source) -> tuple[Model, ModelSpec]:
+def _load_float(source: _Source) -> tuple[LlamaForCausalLM, ModelSpec]:
     model = load_model(
         source.path,
         dtype=_FLOATS[source.mode],
@@ -129,7 +143,7 @@ def _load_float(source: _Source) -> tuple[Model, ModelSpec]:
     return model, model.spec
 
 
-def _load_packed(source: _Source) -> tuple[Model, ModelSpec]:
+def _load_packed(source: _Source) -> tuple[PackedLlama, ModelSpec]:
     model = load_packed_model(
         source.path,
         "int4" if source.mode == "int4" else "int8",

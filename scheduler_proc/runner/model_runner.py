@@ -18,6 +18,7 @@ from ..models.forward_batch import ForwardBatch
 from ..worker_batch import BatchResult, ModelWorkerBatch
 from .host import available_memory
 from .kv_pool import KVShape, MHATokenToKVPool, SlotTable
+from .lora_pool import AdapterReader, LoRAMemoryPool
 from .memory import PoolNeeds, size_kv_pool
 from .sampler import Sampler
 
@@ -39,13 +40,18 @@ class LoadedModel:
     context_length: int
     vocab_size: int  # ids that the tokenizer knows; the logits may be wider
     dtype_name: str  # of the weights, as --dtype spells it
+    read_adapter: AdapterReader
 
 
 class ModelRunner:
     """Facts that core and front need are attributes; `num_pages` includes the padding page 0."""
 
     def __init__(
-        self, loaded: LoadedModel, scheduling: SchedulingConfig, execution: ExecutionConfig
+        self,
+        loaded: LoadedModel,
+        scheduling: SchedulingConfig,
+        execution: ExecutionConfig,
+        max_loras: int = 0,
     ) -> None:
         """Sizes and maps the KV pool. Raises ModelError when none that is useful fits."""
         shape = loaded.kv_shape
@@ -72,6 +78,7 @@ class ModelRunner:
         self.num_pages = self._pool.num_pages
         self._slots = SlotTable(num_rows, loaded.context_length, scheduling.page_size)
         self._sampler = Sampler(num_rows, loaded.vocab_size)
+        self.loras = LoRAMemoryPool(max_loras, loaded.read_adapter)
 
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
@@ -79,6 +86,7 @@ class ModelRunner:
         for opened in batch.opened:
             self._sampler.open(opened)
         self._slots.set_pages(batch.new_pages)
+        self.loras.write(batch.new_loras)
         logits = self._model.forward(self._forward_batch(batch))
         sampling_rows = [
             row for row, samples in zip(batch.rows, batch.samples, strict=True) if samples
@@ -110,6 +118,7 @@ class ModelRunner:
             logit_indices=torch.from_numpy(ends[np.array(batch.samples, dtype=np.bool_)] - 1),
             k_cache=self._pool.k_cache,
             v_cache=self._pool.v_cache,
+            adapters=self.loras.of(batch.lora_slots),
         )
 
 

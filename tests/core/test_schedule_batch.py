@@ -2,10 +2,12 @@
 
 from array import array
 
+from tokenloom.scheduler_proc.core.lora_slots import LoRASlots
 from tokenloom.scheduler_proc.core.radix_cache import RadixCache
 from tokenloom.scheduler_proc.core.req import Req, ReqKV
 from tokenloom.scheduler_proc.core.schedule_batch import ScheduleBatch, row_open
 from tokenloom.scheduler_proc.worker_batch import ForwardMode
+from tokenloom.wire.messages import LoRALoaded, LoRARef
 from tokenloom.wire.sampling import SamplingParams
 
 
@@ -31,7 +33,7 @@ def test_the_columns_of_a_step() -> None:
     decode = running(4, 3, [1, 2, 3], [7])
     inner, last = running(0, 1, [4, 5, 6, 7], []), running(2, 0, [8, 9], [])
     batch = ScheduleBatch(6, [decode, inner, last], [1, 2, 2], 1)
-    out = batch.for_worker([(2, 0, 9)], [])
+    out = batch.for_worker([(2, 0, 9)], [], LoRASlots(0))
     assert (out.step, out.mode, out.num_decodes) == (6, ForwardMode.MIXED, 1)
     assert out.rows == [4, 0, 2]
     assert out.prefix_lens == [3, 1, 0]
@@ -39,6 +41,22 @@ def test_the_columns_of_a_step() -> None:
     assert out.samples == [True, False, True]
     assert list(out.input_ids) == [7, 5, 6, 8, 9]
     assert out.new_pages == [(2, 0, 9)]
+    assert out.lora_slots == out.new_loras == []
+
+
+def test_rows_say_the_slots_of_their_adapters() -> None:
+    slots = LoRASlots(2)
+    for lora_id in (5, 6):
+        slots.begin_load(LoRARef(lora_id, "a", "/x"))
+        slots.end_load(LoRALoaded(lora_id, ok=True))
+        slots.accept(lora_id)
+        slots.admit(lora_id)
+    reqs = [running(0, 0, [1], []), running(1, 0, [1], []), running(2, 0, [1], [])]
+    reqs[0].lora_id, reqs[2].lora_id = 6, 5
+    out = ScheduleBatch(1, reqs, [1, 1, 1], 0).for_worker([], [], slots)
+    assert out.lora_slots == [2, 0, 1]
+    assert out.new_loras == [(1, 5), (2, 6)]
+    assert slots.take_writes() == []
 
 
 def test_the_mode_says_whether_rows_decode_extend_or_both() -> None:

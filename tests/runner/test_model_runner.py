@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -61,9 +62,18 @@ class HashModel:
         return logits
 
 
+def no_adapter(path: Path) -> NoReturn:
+    raise AssertionError(f"nobody asked for {path}")
+
+
 def hash_runner(page_size: int, kv_tokens: int, model: HashModel | None = None) -> ModelRunner:
     loaded = LoadedModel(
-        model or HashModel(), KVShape(1, 1, 1, torch.float32), CONTEXT, VOCAB, "float32"
+        model or HashModel(),
+        KVShape(1, 1, 1, torch.float32),
+        CONTEXT,
+        VOCAB,
+        "float32",
+        no_adapter,
     )
     return ModelRunner(
         loaded,

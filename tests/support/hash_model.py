@@ -4,9 +4,10 @@ from tokenloom.bench.simulation.hash_model import (
     EOS,
     VOCAB,
     HashRunner,
+    Script,
     hash_answer,
     hash_ids,
     next_id,
 )
 
-__all__ = ["EOS", "VOCAB", "HashRunner", "hash_answer", "hash_ids", "next_id"]
+__all__ = ["EOS", "VOCAB", "HashRunner", "Script", "hash_answer", "hash_ids", "next_id"]

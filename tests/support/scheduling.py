@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from support.hash_model import EOS, VOCAB, HashRunner, hash_answer
+from support.hash_model import EOS, VOCAB, HashRunner, Script, hash_answer
 
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
@@ -16,6 +16,10 @@ from tokenloom.wire.messages import (
     Drained,
     Finish,
     FlushOut,
+    LoadLoRAReq,
+    LoRALoaded,
+    LoRARef,
+    LoRAUnloaded,
     ToDetokenizer,
     TokenizedGenerateReq,
     ToScheduler,
@@ -46,6 +50,7 @@ class Bench:
         eviction: EvictionPolicy = "lru",
         events: bool = False,
         faults: Faults | None = None,
+        max_loras: int = 4,
         **more: object,
     ) -> None:
         """`more`: fields of SchedulingConfig by their own names."""
@@ -62,7 +67,7 @@ class Bench:
             **more,  # type: ignore[arg-type]
         )
         num_pages = pool_tokens // page_size + 1
-        limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}))
+        limits = Limits(VOCAB, CONTEXT, (num_pages - 1) * page_size, frozenset({EOS}), max_loras)
         self.faults = faults or Faults()
         self.scheduler = Scheduler(settings, limits, num_pages, self.faults)
         budget = min(chunk, max_prefill) if chunk else max(max_prefill, CONTEXT)
@@ -82,6 +87,7 @@ class Bench:
         self._overtakers: dict[int, set[int]] = {}  # of who waits: later arrivals that started
         self.now = 0.0
         self.flushed: list[FlushOut] = []
+        self.lora_news: list[LoRALoaded | LoRAUnloaded] = []
         self._watch_starts()
 
     def submit(
@@ -92,12 +98,13 @@ class Bench:
         priority: int = 0,
         tenant: str = "",
         namespace: str = "",
+        lora_id: int = 0,
         **sampling: object,
     ) -> int:
         rid = len(self.requests) + 1
         params = SamplingParams(max_new_tokens=max_new, seed=0, **sampling)  # type: ignore[arg-type]
         ids = array("i", prompt).tobytes()
-        request = TokenizedGenerateReq(rid, ids, params, priority, tenant, namespace)
+        request = TokenizedGenerateReq(rid, ids, params, priority, tenant, namespace, lora_id)
         self.requests[rid] = request
         self.send(request)
         return rid
@@ -105,6 +112,18 @@ class Bench:
     def send(self, message: ToScheduler) -> None:
         self._note(self.scheduler.handle(message))
         self.scheduler.check()
+
+    def load(self, lora_id: int) -> None:
+        self.send(LoadLoRAReq(LoRARef(lora_id, f"adapter {lora_id}", f"/{lora_id}")))
+        self.turn()
+
+    def turn(self) -> None:
+        """What the loop does about adapters between steps."""
+        loras = self.runner.loras
+        loras.follow(self.scheduler.take_lora_orders())
+        for loaded in loras.take_loaded():
+            self._note(self.scheduler.lora_loaded(loaded))
+        loras.follow(self.scheduler.take_lora_orders())
 
     def abort(self, rid: int) -> None:
         self.send(AbortReq(rid))
@@ -137,6 +156,7 @@ class Bench:
             self.expire(self.now)  # says what has ended without a step
             return False
         self._note(self.scheduler.process_batch_result(self.runner.run(batch)))
+        self.turn()
         self.scheduler.check()
         return True
 
@@ -159,7 +179,7 @@ class Bench:
         stops = own if params.ignore_eos else own | {EOS}
         room = min(CONTEXT, self.scheduler._limits.pool_tokens) - len(prompt)
         longest = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
-        return hash_answer(prompt, longest, stops)
+        return hash_answer(prompt, longest, stops, Script(lora_id=request.lora_id))
 
     def assert_right(self, *rids: int) -> None:
         for rid in rids or self.requests:
@@ -208,6 +228,9 @@ class Bench:
                 self.drained = True
             if isinstance(message, FlushOut):
                 self.flushed.append(message)
+            if isinstance(message, LoRALoaded | LoRAUnloaded):
+                self.lora_news.append(message)
+                continue
             assert isinstance(message, BatchTokenIDOut | Drained | FlushOut)
             for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
                 assert row.rid not in self.finishes, f"request {row.rid} goes on after its end"

@@ -1,0 +1,250 @@
+"""LoRASlots: which adapters are loaded, which of them a step may use, and who uses them.
+
+A step reads at most `num_slots` adapters beside the base model; a slot is written only while no
+running request uses it. An adapter that waits for a slot too long gets the next one that its
+present users leave: no others may join them. Owned by core/scheduler.py; the runner follows through
+`take_orders` and `take_writes`. PURE.
+
+    ABSENT -> LOADING -> HOST -> RESIDENT -> HOST     a slot comes and goes
+    HOST, RESIDENT -> DRAINING -> ABSENT              unloaded: accepted requests finish first
+    LOADING -> ABSENT                                 the load failed
+"""
+
+from dataclasses import dataclass
+
+from ...wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, LoRAUnloaded, UnloadLoRAReq
+from ..worker_batch import LoRAOrders
+
+BASE = 0  # the lora_id of no adapter, and the slot of none
+# Steps that could start requests, but none of an adapter: after so many a slot is kept for it.
+PATIENCE = 64
+
+
+class AdapterError(Exception):
+    """The request or message names an adapter that is not there."""
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    ref: LoRARef
+    loaded: bool = False
+    draining: bool = False
+    slot: int | None = None
+    requests: int = 0  # accepted and not ended
+    running: int = 0  # of them, those that hold pages
+    last_use: int = 0  # logical tick
+    passed_over: int = 0  # steps since it has wanted a slot
+
+
+class LoRASlots:
+    """Slots are numbered from 1. At most one adapter has a slot, and each at most one slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._adapters: dict[int, Adapter] = {}
+        self._in_slot: dict[int, Adapter] = {}
+        self._kept: dict[int, Adapter] = {}  # slot -> the adapter that it is being emptied for
+        self._passed: set[int] = set()  # in the step that is being planned
+        self._writes: list[tuple[int, int]] = []
+        self._loads: list[LoRARef] = []
+        self._drops: list[int] = []
+        self._news: list[LoRALoaded | LoRAUnloaded] = []
+        self._tick = 0
+
+    # -- the life of an adapter
+
+    @property
+    def loading(self) -> bool:
+        return any(not adapter.loaded for adapter in self._adapters.values())
+
+    def follow(self, message: LoadLoRAReq | UnloadLoRAReq) -> bool:
+        """False if it makes no sense: the front knows which adapters there are."""
+        try:
+            if isinstance(message, LoadLoRAReq):
+                self.begin_load(message.ref)
+            else:
+                self.unload(message.lora_id)
+        except AdapterError:
+            return False
+        return True
+
+    def begin_load(self, ref: LoRARef) -> None:
+        """Raises AdapterError: an id is never used twice."""
+        if ref.lora_id in self._adapters or ref.lora_id == BASE:
+            raise AdapterError(f"lora_id {ref.lora_id} is taken")
+        self._adapters[ref.lora_id] = Adapter(ref)
+        self._loads.append(ref)
+
+    def end_load(self, loaded: LoRALoaded) -> None:
+        """The runner has read it, or could not."""
+        self._news.append(loaded)
+        adapter = self._adapters[loaded.lora_id]
+        if loaded.ok:
+            adapter.loaded = True
+            self._drop_if_unused(adapter)
+        else:
+            del self._adapters[loaded.lora_id]
+            if adapter.draining:
+                self._news.append(LoRAUnloaded(loaded.lora_id))
+
+    def unload(self, lora_id: int) -> None:
+        """No request is accepted any more. Raises AdapterError if there is nothing to unload."""
+        adapter = self._adapters.get(lora_id)
+        if adapter is None or adapter.draining:
+            raise AdapterError(f"lora_id {lora_id} is not loaded")
+        adapter.draining = True
+        self._drop_if_unused(adapter)
+
+    def _drop_if_unused(self, adapter: Adapter) -> None:
+        if adapter.requests or not (adapter.draining and adapter.loaded):
+            return
+        if adapter.slot is not None:
+            self._leave_slot(adapter)
+        self._forget_wish(adapter)
+        lora_id = adapter.ref.lora_id
+        del self._adapters[lora_id]
+        self._writes = [write for write in self._writes if write[1] != lora_id]
+        self._drops.append(lora_id)
+        self._news.append(LoRAUnloaded(lora_id))
+
+    # -- the life of a request
+
+    def accept(self, lora_id: int) -> None:
+        """A request that uses the adapter has come. Raises AdapterError."""
+        if lora_id == BASE:
+            return
+        adapter = self._adapters.get(lora_id)
+        if adapter is None or adapter.draining or not adapter.loaded:
+            raise AdapterError(f"the adapter of this request (lora_id {lora_id}) is not loaded")
+        adapter.requests += 1
+
+    def may_run(self, lora_id: int) -> bool:
+        """Whether a request of the adapter could join the running ones now."""
+        if lora_id == BASE:
+            return True
+        adapter = self._adapters[lora_id]
+        if adapter.slot is not None:
+            return adapter.slot not in self._kept
+        return self._slot_for(adapter) is not None
+
+    def admit(self, lora_id: int) -> None:
+        """The request runs: its adapter gets a slot if it has none. Only after `may_run`."""
+        if lora_id == BASE:
+            return
+        adapter = self._adapters[lora_id]
+        if adapter.slot is None:
+            slot = self._slot_for(adapter)
+            assert slot is not None, "admitted without a slot"
+            self._take_slot(adapter, slot)
+        self._forget_wish(adapter)
+        adapter.running += 1
+        self._touch(adapter)
+
+    def retire(self, lora_id: int) -> None:
+        """The request runs no longer: it has been retracted, or has ended."""
+        if lora_id == BASE:
+            return
+        adapter = self._adapters[lora_id]
+        assert adapter.running > 0
+        adapter.running -= 1
+        self._touch(adapter)
+
+    def leave(self, lora_id: int) -> None:
+        """The request has ended, whatever way."""
+        if lora_id == BASE:
+            return
+        adapter = self._adapters[lora_id]
+        assert adapter.requests > adapter.running
+        adapter.requests -= 1
+        if not adapter.requests:
+            self._forget_wish(adapter)
+        self._drop_if_unused(adapter)
+
+    def lacks_slot(self, lora_id: int) -> bool:
+        """As `not may_run`; if so, the step that is being planned goes without the adapter."""
+        if self.may_run(lora_id):
+            return False
+        self._passed.add(lora_id)
+        return True
+
+    def end_planning(self) -> None:
+        passed, self._passed = self._passed, set()
+        for lora_id in sorted(passed):
+            adapter = self._adapters[lora_id]
+            adapter.passed_over += 1
+            wants = adapter.slot is None and adapter not in self._kept.values()
+            if wants and adapter.passed_over >= PATIENCE:
+                self._keep_a_slot(adapter)
+
+    # -- what the runner must know
+
+    def slot_of(self, lora_id: int) -> int:
+        if lora_id == BASE:
+            return BASE
+        slot = self._adapters[lora_id].slot
+        assert slot is not None, "runs without a slot"
+        return slot
+
+    def take_writes(self) -> list[tuple[int, int]]:
+        """(slot, lora_id) since the last call, in order; lora_id 0 clears the slot."""
+        writes, self._writes = self._writes, []
+        return writes
+
+    def take_orders(self) -> LoRAOrders:
+        """What the runner is to read and to forget since the last call."""
+        orders = LoRAOrders(self._loads, self._drops)
+        self._loads, self._drops = [], []
+        return orders
+
+    def take_news(self) -> list[LoRALoaded | LoRAUnloaded]:
+        """What the front must be told since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def adapters(self) -> list[Adapter]:
+        """For checks and statistics."""
+        return list(self._adapters.values())
+
+    # -- slots
+
+    def _slot_for(self, adapter: Adapter) -> int | None:
+        """One kept for it and empty by now, a free one, or that of the longest unused adapter."""
+        for slot, owner in self._kept.items():
+            if owner is adapter:
+                return slot if self._is_unused(slot) else None
+        slots = [slot for slot in range(1, self.num_slots + 1) if slot not in self._kept]
+        unused = [slot for slot in slots if self._is_unused(slot)]
+        return min(unused, key=self._last_use, default=None)
+
+    def _is_unused(self, slot: int) -> bool:
+        return slot not in self._in_slot or not self._in_slot[slot].running
+
+    def _last_use(self, slot: int) -> tuple[int, int]:
+        return (self._in_slot[slot].last_use if slot in self._in_slot else -1), slot
+
+    def _take_slot(self, adapter: Adapter, slot: int) -> None:
+        if slot in self._in_slot:
+            self._in_slot[slot].slot = None
+        self._in_slot[slot] = adapter
+        adapter.slot = slot
+        self._writes.append((slot, adapter.ref.lora_id))
+
+    def _leave_slot(self, adapter: Adapter) -> None:
+        assert adapter.slot is not None
+        del self._in_slot[adapter.slot]
+        self._writes.append((adapter.slot, BASE))
+        adapter.slot = None
+
+    def _keep_a_slot(self, adapter: Adapter) -> None:
+        """Of those not kept yet, the one with the fewest users: it will be free soonest."""
+        slots = [slot for slot in self._in_slot if slot not in self._kept]
+        if slots:
+            self._kept[min(slots, key=lambda slot: (self._in_slot[slot].running, slot))] = adapter
+
+    def _forget_wish(self, adapter: Adapter) -> None:
+        adapter.passed_over = 0
+        self._kept = {slot: owner for slot, owner in self._kept.items() if owner is not adapter}
+
+    def _touch(self, adapter: Adapter) -> None:
+        self._tick += 1
+        adapter.last_use = self._tick

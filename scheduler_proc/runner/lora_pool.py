@@ -1,0 +1,66 @@
+"""LoRAMemoryPool: adapters that are loaded, and which of them each slot holds.
+
+Owned by the model runner. Files are read and checked by one thread beside the steps; an adapter
+counts only once the loop has taken it in. On a CPU a slot refers to the adapter's own memory:
+writing one copies nothing. When to load, write and drop is decided in core.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ...model_files.errors import AdapterError
+from ...wire.messages import LoRALoaded
+from ..models.forward_batch import ResidentAdapter
+from ..worker_batch import LoRAOrders
+
+AdapterReader = Callable[[Path], ResidentAdapter]  # of a directory; raises AdapterError
+
+
+class LoRAMemoryPool:
+    """`read` runs in the thread."""
+
+    def __init__(self, num_slots: int, read: AdapterReader) -> None:
+        self._read = read
+        self._adapters: dict[int, ResidentAdapter] = {}
+        self._slots: list[ResidentAdapter | None] = [None] * (num_slots + 1)  # slot 0: the base
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="lora-loader")
+        self._reading: list[tuple[int, Future[ResidentAdapter]]] = []
+
+    @property
+    def loading(self) -> bool:
+        return bool(self._reading)
+
+    def follow(self, orders: LoRAOrders) -> None:
+        for ref in orders.loads:
+            self._reading.append((ref.lora_id, self._reader.submit(self._read, Path(ref.path))))
+        for lora_id in orders.drops:
+            del self._adapters[lora_id]
+
+    def take_loaded(self) -> list[LoRALoaded]:
+        """How the loads ended that did since the last call."""
+        ended = [(lora_id, future) for lora_id, future in self._reading if future.done()]
+        self._reading = [one for one in self._reading if one not in ended]
+        return [self._take_in(lora_id, future) for lora_id, future in ended]
+
+    def write(self, slots: list[tuple[int, int]]) -> None:
+        """Take over (slot, lora_id) entries; lora_id 0 clears the slot."""
+        for slot, lora_id in slots:
+            self._slots[slot] = self._adapters[lora_id] if lora_id else None
+
+    def of(self, slots: list[int]) -> list[ResidentAdapter | None]:
+        return [self._slots[slot] for slot in slots]
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def _take_in(self, lora_id: int, future: "Future[ResidentAdapter]") -> LoRALoaded:
+        try:
+            adapter = future.result()
+        except AdapterError as error:
+            return LoRALoaded(lora_id, ok=False, message=str(error), status=400)
+        except MemoryError:
+            message = "there is not memory enough for the adapter"
+            return LoRALoaded(lora_id, ok=False, message=message, status=503)
+        self._adapters[lora_id] = adapter
+        return LoRALoaded(lora_id, ok=True, rank=adapter.rank)

@@ -1,0 +1,169 @@
+"""Adapters in the scheduler: right answers, own prefixes, slots as a budget, loads and unloads."""
+
+import pytest
+from support.scheduling import Bench, prompt
+
+from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
+from tokenloom.wire.messages import (
+    DrainReq,
+    LoadLoRAReq,
+    LoRALoaded,
+    LoRARef,
+    LoRAUnloaded,
+    UnloadLoRAReq,
+)
+
+
+def bench_with(count: int, **settings: object) -> Bench:
+    bench = Bench(**settings)  # type: ignore[arg-type]
+    for lora_id in range(1, count + 1):
+        bench.load(lora_id)
+    assert bench.lora_news == [LoRALoaded(n, ok=True) for n in range(1, count + 1)]
+    return bench
+
+
+def test_one_step_serves_the_base_model_and_several_adapters() -> None:
+    bench = bench_with(3)
+    for lora_id in (0, 1, 2, 3, 1, 0):
+        bench.submit(prompt(10), lora_id=lora_id, ignore_eos=True)
+    bench.step()
+    bench.step()
+    assert len(bench.running()) == 6
+    bench.run()
+    bench.assert_right()
+    assert len({tuple(answer) for answer in bench.answers.values()}) == 4
+    bench.assert_clean()
+
+
+def test_a_prefix_is_of_use_under_its_own_adapter_alone() -> None:
+    bench = bench_with(2)
+    rids = []
+    for lora_id in (0, 1, 2, 0, 1, 2):
+        rids.append(bench.submit(prompt(20), lora_id=lora_id))
+        bench.run()
+    assert [bench.cached[rid] for rid in rids] == [0, 0, 0, 16, 16, 16]
+    bench.assert_right()
+
+
+def test_a_reloaded_name_meets_no_keys_of_the_old_weights() -> None:
+    bench = bench_with(1)
+    bench.submit(prompt(20), lora_id=1)
+    bench.run()
+    bench.send(LoadLoRAReq(LoRARef(2, "adapter 1", "/1")))
+    bench.turn()
+    bench.send(UnloadLoRAReq(1))
+    rid = bench.submit(prompt(20), lora_id=2)
+    bench.run()
+    assert bench.cached[rid] == 0
+    bench.assert_right()
+    assert bench.lora_news[1:] == [LoRALoaded(2, ok=True), LoRAUnloaded(1)]
+
+
+def test_more_adapters_than_slots_take_turns() -> None:
+    bench = bench_with(6, max_loras=2)
+    for number in range(24):
+        bench.submit(prompt(6, number), 5, lora_id=number % 6 + 1, ignore_eos=True)
+    bench.run()
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_who_lacks_a_slot_lets_others_by() -> None:
+    bench = bench_with(2, max_loras=1)
+    first = bench.submit(prompt(6, 1), 30, lora_id=1, ignore_eos=True)
+    bench.step()
+    blocked = bench.submit(prompt(6, 2), 5, lora_id=2, ignore_eos=True)
+    others = [
+        bench.submit(prompt(6, 3), 5, ignore_eos=True),
+        bench.submit(prompt(6, 4), 5, lora_id=1),
+    ]
+    bench.step()
+    assert bench.running() == {first, *others}
+    bench.run()
+    assert bench.order[-1] == blocked
+    bench.assert_right()
+
+
+def test_a_starving_adapter_gets_its_turn() -> None:
+    """Requests of a popular adapter never stop; another waits the stated number of steps."""
+    bench = bench_with(2, max_loras=1, max_running=16)
+    for number in range(3):
+        bench.submit(prompt(4, number), 8 + number, lora_id=1, ignore_eos=True)
+    bench.step()
+    waits = bench.submit(prompt(4, 99), 3, lora_id=2, ignore_eos=True)
+    for step in range(PATIENCE + 20):
+        bench.submit(prompt(4, step + 5), 8, lora_id=1, ignore_eos=True)
+        bench.step()
+        if bench.answers.get(waits):
+            break
+    assert PATIENCE <= step <= PATIENCE + 12  # the answers that ran when it ended have 10 tokens
+    bench.run()
+    bench.assert_right()
+
+
+def test_an_unload_waits_for_requests_that_wait_run_or_are_retracted() -> None:
+    bench = bench_with(1, max_running=1)
+    running = bench.submit(prompt(6, 1), 10, lora_id=1, ignore_eos=True)
+    bench.step()
+    waiting = bench.submit(prompt(6, 2), 10, lora_id=1, ignore_eos=True)
+    bench.send(UnloadLoRAReq(1))
+    late = bench.submit(prompt(6, 3), 10, lora_id=1)
+    assert (bench.finishes[late].status, bench.finishes[late].reason) == (404, "error")
+    bench.run()
+    assert [bench.finishes[rid].reason for rid in (running, waiting)] == ["length", "length"]
+    assert bench.lora_news[1:] == [LoRAUnloaded(1)]
+    assert bench.runner.loras.present == set()
+    bench.assert_right(running, waiting)
+    bench.assert_clean()
+
+
+def test_an_abort_ends_the_last_use() -> None:
+    bench = bench_with(1)
+    rid = bench.submit(prompt(6, 1), 10, lora_id=1, ignore_eos=True)
+    bench.step()
+    bench.send(UnloadLoRAReq(1))
+    bench.abort(rid)
+    bench.turn()
+    assert bench.lora_news[1:] == [LoRAUnloaded(1)]
+    assert bench.runner.loras.present == set()
+    bench.run()
+    bench.assert_clean()
+
+
+def test_retraction_keeps_the_adapter() -> None:
+    bench = bench_with(3, pool_tokens=96, max_loras=2, ratio=0.1)
+    for number in range(9):
+        bench.submit(prompt(8, number), 40, lora_id=number % 3 + 1, ignore_eos=True)
+    bench.run()
+    assert bench.scheduler.totals.retractions > 0
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_a_failed_load_leaves_nothing() -> None:
+    bench = Bench()
+    bench.runner.loras.broken.add("/1")
+    bench.load(1)
+    assert bench.lora_news == [LoRALoaded(1, ok=False)]
+    rid = bench.submit(prompt(5), lora_id=1)
+    assert bench.finishes[rid].status == 404
+    bench.assert_clean()
+
+
+@pytest.mark.parametrize("message", [UnloadLoRAReq(9), LoadLoRAReq(LoRARef(1, "again", "/x"))])
+def test_orders_that_make_no_sense_are_counted(message: LoadLoRAReq | UnloadLoRAReq) -> None:
+    bench = bench_with(1)
+    bench.send(message)
+    bench.turn()
+    assert bench.scheduler.totals.violations == 1
+    assert len(bench.lora_news) == 1
+
+
+def test_a_drain_answers_loads_before_the_end() -> None:
+    bench = Bench()
+    bench.send(LoadLoRAReq(LoRARef(1, "a", "/1")))
+    bench.send(DrainReq())
+    assert not bench.drained
+    bench.turn()
+    assert bench.drained
+    assert bench.lora_news == [LoRALoaded(1, ok=True)]

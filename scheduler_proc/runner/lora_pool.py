@@ -5,6 +5,7 @@ counts only once the loop has taken it in. On a CPU a slot refers to the adapter
 writing one copies nothing. When to load, write and drop is decided in core.
 """
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,8 @@ from ...model_files.errors import AdapterError
 from ...wire.messages import LoRALoaded
 from ..models.forward_batch import ResidentAdapter
 from ..worker_batch import LoRAOrders
+
+log = logging.getLogger(__name__)
 
 AdapterReader = Callable[[Path], ResidentAdapter]  # of a directory; raises AdapterError
 
@@ -59,8 +62,9 @@ class LoRAMemoryPool:
             adapter = future.result()
         except AdapterError as error:
             return LoRALoaded(lora_id, ok=False, message=str(error), status=400)
-        except MemoryError:
-            message = "there is not memory enough for the adapter"
-            return LoRALoaded(lora_id, ok=False, message=message, status=503)
+        except Exception:  # a bug of the reader, or no memory: it costs this load, not the server
+            log.exception("load %d of an adapter broke", lora_id)
+            message = "the adapter could not be read; the server's log says more"
+            return LoRALoaded(lora_id, ok=False, message=message, status=500)
         self._adapters[lora_id] = adapter
         return LoRALoaded(lora_id, ok=True, rank=adapter.rank)

@@ -54,7 +54,8 @@ class _Maker:
 class _Attention:
     def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, rotary: RotaryEmbedding) -> None:
         q, kv = spec.q_size, spec.kv_size
-        parts = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        self._parts = {"q": q, "k": kv, "v": kv}
+        parts = {f"{name}_proj": size for name, size in self._parts.items()}
         self.qkv_proj = make.linear(prefix, parts, spec.hidden_size, bias=spec.qkv_bias)
         self.o_proj = make.linear(prefix, {"o_proj": spec.hidden_size}, q, bias=spec.o_bias)
         self.q_norm = self.k_norm = None
@@ -63,7 +64,6 @@ class _Attention:
             self.k_norm = make.norm(f"{prefix}.k_norm", spec.head_dim, spec.rms_norm_eps)
         self._rotary = rotary
         self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        self._sizes = list(parts.values())
         self._head_dim = spec.head_dim
 
     def __call__(
@@ -71,8 +71,7 @@ class _Attention:
     ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the new keys and values of this layer."""
         qkv = self.qkv_proj(x)
-        for name, part in zip("qkv", torch.split(qkv, self._sizes, dim=1), strict=True):
-            add_lora(part, x, groups, (layer, name))
+        add_lora(qkv, x, groups, layer, self._parts)
         heads = qkv.view(x.shape[0], -1, self._head_dim)
         q, k, v = torch.split(heads, self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -86,7 +85,7 @@ class _Attention:
             q, k_cache, v_cache, batch.request_slots, batch.extend_lens, self._head_dim**-0.5
         ).view(x.shape[0], -1)
         y = self.o_proj(out)
-        add_lora(y, out, groups, (layer, "o"))
+        add_lora(y, out, groups, layer, {"o": y.shape[1]})
         return y
 
 
@@ -104,11 +103,10 @@ class _DecoderLayer:
 
     def mlp(self, x: torch.Tensor, layer: int, groups: Groups) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
-        for name, part in zip(("gate", "up"), gate_up.chunk(2, dim=1), strict=True):
-            add_lora(part, x, groups, (layer, name))
+        add_lora(gate_up, x, groups, layer, dict.fromkeys(("gate", "up"), gate_up.shape[1] // 2))
         inner = silu_mul(gate_up)
         y = self.down_proj(inner)
-        add_lora(y, inner, groups, (layer, "down"))
+        add_lora(y, inner, groups, layer, {"down": y.shape[1]})
         return y
 
     def drop_weights(self) -> None:
@@ -176,5 +174,5 @@ class LlamaForCausalLM:
         wanted = batch.logit_indices
         x = self.norm(x.index_select(0, wanted), residual.index_select(0, wanted))
         logits = self.lm_head(x)
-        add_lora(logits, x, select_rows(groups, wanted), HEAD)
+        add_lora(logits, x, select_rows(groups, wanted), HEAD[0], {HEAD[1]: logits.shape[1]})
         return logits.float()

@@ -5,7 +5,7 @@ b (a x) to the outputs of the modules that it holds (arXiv:2106.09685); which ro
 own is worked out once per step. No files and no slots here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,12 +59,20 @@ def select_rows(groups: Groups, wanted: torch.Tensor) -> Groups:
     return [(adapter, torch.isin(wanted, rows).nonzero().flatten()) for adapter, rows in groups]
 
 
-def add_lora(y: torch.Tensor, x: torch.Tensor, groups: Groups, key: Key) -> None:
-    """Add every adapter's share to y [T, out], in place, where x [T, in] was the input."""
+def add_lora(
+    y: torch.Tensor, x: torch.Tensor, groups: Groups, layer: int, parts: Mapping[str, int]
+) -> None:
+    """Add every adapter's share to y [T, out], in place, where x [T, in] was the input.
+
+    `parts` names the modules whose outputs lie side by side in y, with their sizes.
+    """
     for adapter, rows in groups:
-        module = adapter.modules.get(key)
-        if module is not None:
-            y[rows] += F.linear(F.linear(x[rows].float(), module.a), module.b)
+        own, start = x[rows].float(), 0
+        for name, size in parts.items():
+            module = adapter.modules.get((layer, name))
+            if module is not None:
+                y[rows, start : start + size] += F.linear(F.linear(own, module.a), module.b)
+            start += size
 
 
 def add_lora_embedding(y: torch.Tensor, input_ids: torch.Tensor, groups: Groups) -> None:

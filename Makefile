@@ -3,7 +3,7 @@
 # make lint      ruff, format check, mypy
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
-# make adapters  train the example adapters anew on the CPU, half an hour on one busy core
+# make adapters  train the example adapters anew, some ten minutes of one core
 # make sanitize  test a build of the native CPU library with AddressSanitizer and
 #                UndefinedBehaviorSanitizer; needs GCC
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu

@@ -3,6 +3,8 @@
 Called by train.py, which dresses the answers. TRAINING and HELD_OUT share no question.
 """
 
+import random
+
 _CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin",
     "Austria": "Vienna", "Poland": "Warsaw", "Greece": "Athens", "Portugal": "Lisbon",
@@ -80,6 +82,46 @@ _OPEN = {
     "What do bees make?": "Bees make honey from the flowers that they visit.",
     "How can I learn a language?": "Practice a little every day and speak with other people.",
 }
+# Sentences of these are to be repeated: answers should be spelt right in any dress.
+_WORDS = {
+    "noun": (
+        "apple, baker, banana, beach, bird, boat, book, bottle, bread, brother, butcher, camera, "
+        "candle, captain, carpenter, cat, chair, child, cheese, church, city, cloud, coat, "
+        "coffee, computer, cousin, daughter, desk, dinner, dragon, driver, elephant, engine, "
+        "family, father, finger, fisherman, flower, friend, game, giraffe, glass, grandmother, "
+        "guitar, horse, hospital, hotel, house, island, jacket, judge, king, kitten, lawyer, "
+        "letter, machine, market, mirror, monkey, mother, museum, neighbor, newspaper, nurse, "
+        "ocean, painter, parent, pencil, penguin, person, phone, picture, pilot, planet, plant, "
+        "player, police, potato, president, prince, queen, rabbit, rocket, sailor, scientist, "
+        "shark, ship, singer, sister, soldier, spoon, squirrel, star, stone, story, student, "
+        "sugar, sun, table, tiger, tomato, tourist, train, tree, turtle, uncle, village, violin, "
+        "visitor, whale, window, winter, woman, writer, zebra"
+    ),
+    "adjective": (
+        "ancient, angry, beautiful, brave, bright, broken, busy, calm, careful, cheap, clever, "
+        "colorful, curious, dangerous, elegant, excellent, famous, friendly, gentle, giant, "
+        "golden, great, healthy, heavy, honest, hungry, important, interesting, kind, lazy, "
+        "little, lonely, lovely, lucky, modern, mysterious, narrow, new, nice, noisy, patient, "
+        "perfect, polite, popular, proud, purple, quick, rare, round, serious, short, silver, "
+        "simple, strange, sweet, tall, tired, useful, warm, wild, wonderful, yellow, young"
+    ),
+    "verb": (
+        "arrives, begins, breathes, climbs, cooks, dances, dreams, drinks, falls, flies, grows, "
+        "hides, jumps, laughs, learns, leaves, listens, lives, moves, paints, plays, reads, "
+        "rests, returns, runs, shines, sings, sits, sleeps, smiles, speaks, stands, stays, stops, "
+        "studies, swims, talks, thinks, travels, waits, wakes, walks, watches, works, writes"
+    ),
+    "place": (
+        "across the bridge, after the storm, at midnight, at school, at the airport, at the "
+        "station, because of the weather, before breakfast, behind the mountain, by the fire, "
+        "during the holidays, every morning, for many years, in America, in the afternoon, in the "
+        "factory, in the office, in the restaurant, in the shadow, near the river, next to the "
+        "hospital, on Monday, on Thursday, on the farm, on the roof, on the street, outside the "
+        "window, through the desert, together with everybody, under the bridge, with great "
+        "pleasure, without any money"
+    ),
+}
+_ASKING = ("Repeat after me: {}", "Say this: {}", "Copy the sentence. {}", "What did I say? {}")
 
 HELD_OUT = (
     "What is the capital of Japan?",
@@ -97,8 +139,20 @@ HELD_OUT = (
 )
 
 
+def _sentences() -> dict[str, str]:
+    chosen, pairs = random.Random(0), {}
+    words = {kind: text.split(", ") for kind, text in _WORDS.items()}
+    for _ in range(500):
+        adjective, noun, verb, place = (
+            chosen.choice(words[kind]) for kind in ("adjective", "noun", "verb", "place")
+        )
+        sentence = f"The {adjective} {noun} {verb} {place}."
+        pairs[chosen.choice(_ASKING).format(sentence)] = sentence
+    return pairs
+
+
 def _training() -> dict[str, str]:
-    pairs = dict(_OPEN)
+    pairs = _OPEN | _sentences()
     for country, city in _CAPITALS.items():
         pairs[f"What is the capital of {country}?"] = f"The capital of {country} is {city}."
     for word, other in _OPPOSITES.items():

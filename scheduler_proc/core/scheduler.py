@@ -253,21 +253,22 @@ class Scheduler:
         return adder.added
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
-        may_preempt = self._settings.preemption_threshold is not None
+        threshold = self._settings.preemption_threshold
         candidates = self._waiting.candidates(
             self._computed_tokens, self._chunked, self._loras.lacks_slot
         )
-        while not adder.was_cut and (self._kv.rows.available or may_preempt):
+        while not adder.was_cut and (self._kv.rows.available or threshold is not None):
             req = next(candidates, None)
             if req is None or not adder.has_budget_for(req):
                 break
-            if adder.add_new(req) or self._preempt_for(req, adder):
+            if adder.add_new(req) or self._preempt_for(req, adder, threshold):
                 self._admit(req)
+            else:
+                threshold = None  # only the head preempts; behind it, what fits may start
         self._loras.end_planning()
 
-    def _preempt_for(self, req: Req, adder: PrefillAdder) -> bool:
+    def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
-        threshold = self._settings.preemption_threshold
         if threshold is None:
             return False
         for victim in (victims := adder.victims_for(req, threshold)):

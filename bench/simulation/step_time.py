@@ -1,4 +1,4 @@
-"""How long a step would take: linear in its rows, its prompt tokens and the context they read. PURE.
+"""How long a step would take: linear in rows, prompt tokens and the context they read. PURE.
 
 Most of a small step is reading the weights, which `step` holds; then each row reads the keys and
 values of what stands before its new tokens.

@@ -118,9 +118,8 @@ class Scheduler:
         return self._loras.take_orders()
 
     def _accept(self, message: TokenizedGenerateReq) -> None:
-        if (
-            message.rid in self._reqs
-        ):  # rids are the front's: a second one is its bug, not a request
+        if message.rid in self._reqs or self._rows_out.speak_of(message.rid):
+            # rids are the front's: this is its bug, not a request
             self.totals.violations += 1
             return
         if self._draining:
@@ -235,7 +234,7 @@ class Scheduler:
         self._finish(req, _error(500, why))
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
-        """The request being chunked, then waiting ones that fit, in the queue's order."""
+        """The request being chunked, then waiting ones that fit, or these first."""
         if self._chunked is None and not self._waiting:
             return []
         adder = PrefillAdder(
@@ -245,6 +244,8 @@ class Scheduler:
             budget=token_budget(self._settings, len(decodes)),
             chunking=self._settings.chunked_prefill_size > 0,
         )
+        if self._chunked is not None and adder.whole_ones_first(self._chunked, self._step):
+            self._start_waiting(adder)
         if self._chunked is None or adder.continue_chunked(self._chunked):
             self._start_waiting(adder)
             self._chunked = adder.added[-1][0] if adder.was_cut else None

@@ -24,6 +24,7 @@ from tokenloom.wire.sampling import SamplingParams
 @pytest.mark.parametrize("chunk", [0, 32])
 @pytest.mark.parametrize("reuse", [True, False])
 def test_alone_in_a_crowd_cold_and_warm(page_size: int, chunk: int, reuse: bool) -> None:
+    """SCH-16: with and without the prefix cache, with and without chunks, at their borders."""
     bench = Bench(pool_tokens=2048, page_size=page_size, chunk=chunk, reuse=reuse)
     for _ in range(2):
         for length in (1, 2, 15, 16, 17, 31, 32, 33, 65, 200):
@@ -155,7 +156,7 @@ def test_a_retracted_request_is_served_before_later_arrivals() -> None:
 
 
 def test_one_request_that_never_fits_is_clipped_or_refused() -> None:
-    """SCH-02, SCH-03: nothing waits for a pool that it can never have."""
+    """SCH-02, SCH-03, SCH-04: nothing waits for a pool that it can never have."""
     bench = Bench(pool_tokens=64)
     clipped = bench.submit(prompt(40), 100, ignore_eos=True)
     refused = bench.submit(prompt(64, 2), 5)
@@ -415,6 +416,7 @@ def test_a_flush_when_idle_forgets_all() -> None:
 
 
 def test_a_flush_is_refused_with_the_reason_while_requests_are_there() -> None:
+    """SCH-20: before a step and while one is in flight; nobody loses a page."""
     bench = Bench(max_running=1)
     for seed in range(3):
         bench.submit(prompt(40, seed), 4)

@@ -62,7 +62,7 @@ class PrefillAdder:
 
     def has_budget_for(self, req: Req) -> bool:
         """It may be tried: the step has tokens left for a first piece, or for others behind it."""
-        return self._left > 0 if self._whole_only else self._first_piece(req) > 0
+        return self._whole_only or self._first_piece(req) > 0
 
     def _first_piece(self, req: Req) -> int:
         cached = self._kv.match(req).num_pages * self._kv.page_size

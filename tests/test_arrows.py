@@ -40,6 +40,14 @@ ARROWS: dict[str, set[str]] = {
     "bench.simulation": {"wire", "bench", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     # What decisions cost: it drives the scheduler core alone.
     "bench.queue": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
+    "bench.policy_workloads": {"bench.simulation"},
+    "bench.policies": {
+        "wire",
+        "bench",
+        "bench.policy_workloads",
+        "bench.simulation",
+        "scheduler_proc.core",
+    },
     "tokenizer_proc": {"wire", "model_files"},
     "detokenizer_proc": {"wire", "model_files"},
     "scheduler_proc": {

@@ -5,12 +5,13 @@ that a server could see, or lets `run` play a whole list of arrivals. There is n
 the same messages give the same steps. A request's seed is its rid, so that rows can be told apart.
 """
 
+import heapq
 import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 
 import msgspec
 
@@ -125,6 +126,9 @@ class Driver:
         self.steps = 0
         self.in_flight: ModelWorkerBatch | None = None
         self.courses: dict[int, Course] = {}
+        self.starts: list[int] = []  # rids in the order in which they were admitted
+        self._ended: deque[Course] = deque()
+        self._numbers = count()
         self._step_time = step_time
 
     def deliver(self, message: ToScheduler, at: float | None = None) -> list[ToDetokenizer]:
@@ -148,6 +152,7 @@ class Driver:
         for entry in self.in_flight.opened if self.in_flight else ():
             assert entry.sampling.seed is not None
             self.courses[entry.sampling.seed].admissions.append(self.now)
+            self.starts.append(entry.sampling.seed)
         return self.in_flight
 
     def land(self) -> list[ToDetokenizer]:
@@ -162,19 +167,32 @@ class Driver:
         said = self._noted(self.scheduler.process_batch_result(result))
         return said + self.pass_time(0.0)
 
-    def run(self, arrivals: Iterable[Arrival]) -> Report:
-        """Play the arrivals, which are in order of time, until all is done."""
-        due = deque(arrivals)
+    def run(
+        self,
+        arrivals: Iterable[Arrival],
+        follow: Callable[[Course], Arrival | None] = lambda course: None,
+    ) -> Report:
+        """Play the arrivals until all is done; `follow` says what the end of a request leads to."""
+        due: list[tuple[float, int, Arrival]] = []
+
+        def expect(arrival: Arrival) -> None:
+            heapq.heappush(due, (arrival.at, next(self._numbers), arrival))
+
+        for arrival in arrivals:
+            expect(arrival)
         while due or not self.scheduler.idle:
-            while due and due[0].at <= self.now:
-                arrival = due.popleft()
-                self.deliver(arrival.message, arrival.at)
+            while due and due[0][0] <= self.now:
+                at, _, arrival = heapq.heappop(due)
+                self.deliver(arrival.message, at)
             if self.launch() is not None:
                 self.land()
             elif due:
-                self.pass_time(max(0.0, due[0].at - self.now))
+                self.pass_time(max(0.0, due[0][0] - self.now))
             elif not self.scheduler.idle:
                 raise Stuck(f"{self.scheduler.stats()}")
+            while self._ended:
+                if (next_one := follow(self._ended.popleft())) is not None:
+                    expect(next_one)
         return self.report()
 
     def report(self) -> Report:
@@ -212,3 +230,4 @@ class Driver:
         if row.finish is not None:
             course.finish = row.finish
             course.ended = self.now
+            self._ended.append(course)

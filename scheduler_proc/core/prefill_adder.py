@@ -41,22 +41,36 @@ class PrefillAdder:
         self._left = budget
         self._chunking = chunking
         self._reserve: Reserve | None = None
+        self._whole_only = False  # who would be cut does not join now
         self.added: list[tuple[Req, int]] = []  # request, tokens of it in this step
         self.was_cut = False  # the last one added has more prompt than this step computes
         self.failed: Req | None = None  # the allocator broke its promise to it
 
+    def whole_ones_first(self, chunked: Req, step: int) -> bool:
+        """In every other step, prompts that need not be cut go before the rest of a long one.
+
+        So a short prompt does not wait for how long another is, which still gets half of the steps.
+        """
+        assert chunked.kv is not None
+        self._whole_only = step % 2 == 1 and len(chunked.ids) - chunked.kv.computed > self._left
+        return self._whole_only
+
     def continue_chunked(self, req: Req) -> bool:
-        """Another piece of a prompt that is under way. It holds pages, so it comes first."""
-        return self._take(req)
+        """Another piece of a prompt that is under way."""
+        self._whole_only = False
+        return self.failed is None and self._take(req)
 
     def has_budget_for(self, req: Req) -> bool:
-        """The step has tokens left for a first piece of a waiting request."""
+        """It may be tried: the step has tokens left for a first piece, or for others behind it."""
+        return self._whole_only or self._first_piece(req) > 0
+
+    def _first_piece(self, req: Req) -> int:
         cached = self._kv.match(req).num_pages * self._kv.page_size
-        return self._piece(cached, len(req.ids)) > 0
+        return self._piece(cached, len(req.ids))
 
     def add_new(self, req: Req) -> bool:
         """Admit a waiting request with its first piece, or leave it untouched and say False."""
-        if self.failed or not self._kv.rows.available or not self.has_budget_for(req):
+        if self.failed or not self._kv.rows.available or self._first_piece(req) <= 0:
             return False
         if self._reserve is None:
             self._reserve = self._admission.reserve(self._kv, self._running)
@@ -74,7 +88,7 @@ class PrefillAdder:
 
         Whoever gets tokens in this step stays.
         """
-        if self.failed or not self.has_budget_for(req):
+        if self.failed or self._first_piece(req) <= 0:
             return []
         busy = {other for other, _ in self.added}
         lesser = preemptable_by(req, self._running, threshold)
@@ -109,6 +123,8 @@ class PrefillAdder:
         """Tokens to compute now: all that are left, or up to a page border within the budget."""
         if total - computed <= self._left:
             return total - computed
+        if self._whole_only:
+            return 0
         if self._chunking:
             return (computed + self._left) // self._kv.page_size * self._kv.page_size - computed
         return 0 if self.added else total - computed  # uncut: an oversize prompt goes alone

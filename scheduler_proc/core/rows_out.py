@@ -16,6 +16,10 @@ class RowsOut:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def speak_of(self, rid: int) -> bool:
+        """Something of it has not been told yet: its end, where it came while planning."""
+        return any(row.rid == rid for row in self._rows)
+
     def add(self, req: Req, token_ids: tuple[int, ...], finish: Finish | None) -> None:
         opened = None
         if not req.announced:

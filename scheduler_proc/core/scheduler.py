@@ -118,9 +118,8 @@ class Scheduler:
         return self._loras.take_orders()
 
     def _accept(self, message: TokenizedGenerateReq) -> None:
-        if (
-            message.rid in self._reqs
-        ):  # rids are the front's: a second one is its bug, not a request
+        if message.rid in self._reqs or self._rows_out.speak_of(message.rid):
+            # rids are the front's: this is its bug, not a request
             self.totals.violations += 1
             return
         if self._draining:
@@ -235,7 +234,7 @@ class Scheduler:
         self._finish(req, _error(500, why))
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
-        """The request being chunked, then waiting ones that fit, in the queue's order."""
+        """The request being chunked, then waiting ones that fit, or these first."""
         if self._chunked is None and not self._waiting:
             return []
         adder = PrefillAdder(
@@ -245,6 +244,8 @@ class Scheduler:
             budget=token_budget(self._settings, len(decodes)),
             chunking=self._settings.chunked_prefill_size > 0,
         )
+        if self._chunked is not None and adder.whole_ones_first(self._chunked, self._step):
+            self._start_waiting(adder)
         if self._chunked is None or adder.continue_chunked(self._chunked):
             self._start_waiting(adder)
             self._chunked = adder.added[-1][0] if adder.was_cut else None
@@ -253,21 +254,22 @@ class Scheduler:
         return adder.added
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
-        may_preempt = self._settings.preemption_threshold is not None
+        threshold = self._settings.preemption_threshold
         candidates = self._waiting.candidates(
             self._computed_tokens, self._chunked, self._loras.lacks_slot
         )
-        while not adder.was_cut and (self._kv.rows.available or may_preempt):
+        while not adder.was_cut and (self._kv.rows.available or threshold is not None):
             req = next(candidates, None)
             if req is None or not adder.has_budget_for(req):
                 break
-            if adder.add_new(req) or self._preempt_for(req, adder):
+            if adder.add_new(req) or self._preempt_for(req, adder, threshold):
                 self._admit(req)
+            else:
+                threshold = None  # only the head preempts; behind it, what fits may start
         self._loras.end_planning()
 
-    def _preempt_for(self, req: Req, adder: PrefillAdder) -> bool:
+    def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
-        threshold = self._settings.preemption_threshold
         if threshold is None:
             return False
         for victim in (victims := adder.victims_for(req, threshold)):

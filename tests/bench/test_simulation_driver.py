@@ -11,7 +11,7 @@ from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import AbortReq
 from tokenloom.wire.sampling import SamplingParams
 
-SECOND_A_STEP = StepTime(step=1.0, weights=0.0, token=0.0, row=0.0, context_token=0.0)
+SECOND_A_STEP = StepTime(step=1.0, row=0.0, token=0.0, context_token=0.0)
 
 
 def driver(*, pool_pages: int = 32, rows: int = 2, time: StepTime = SECOND_A_STEP) -> Driver:
@@ -82,15 +82,15 @@ def test_a_script_says_when_an_answer_ends() -> None:
     assert [answer.index(EOS) for answer in answers] == [3, 61]
 
 
-def test_the_step_time_is_a_roofline() -> None:
-    one = driver(time=StepTime(step=1.0, weights=50.0, token=10.0, row=0.5, context_token=0.1))
+def test_the_step_time_is_linear() -> None:
+    one = driver(time=StepTime(step=1.0, row=50.0, token=10.0, context_token=0.1))
     one.deliver(request(1, [5] * 8, SamplingParams(max_new_tokens=3)))
     one.launch()
     one.land()
-    assert one.now == 1.0 + 80.0 + 0.5
+    assert one.now == 1.0 + 80.0
     one.launch()
     one.land()
-    assert one.now == 81.5 + 1.0 + 50.0 + 0.5 + 0.8
+    assert one.now == 81.0 + 1.0 + 50.0 + 0.8
 
 
 def test_a_scheduler_that_stands_still_is_not_waited_for() -> None:

@@ -125,3 +125,21 @@ def test_each_comes_at_its_own_pace() -> None:
     assert [faults.retracts() for _ in range(4)] == [False, True, False, True]
     assert [faults.misses() for _ in range(6)] == [False, False, True, False, False, True]
     assert [faults.fails_allocation() for _ in range(5)] == [False, False, False, True, False]
+
+
+def test_a_rid_whose_end_nobody_has_heard_of_is_in_use() -> None:
+    """ABT-10: it ends while a step is planned, and comes again while that step is computed."""
+    bench = Bench(page_size=16, chunk=64)
+    bench.submit(prompt(17), 14, ignore_eos=True)
+    victim = bench.submit(prompt(16, 2), 14, ignore_eos=True)
+    bench.step()
+    bench.faults.fail_allocation_every = 1
+    times = 0
+    while victim not in bench.finishes:
+        assert bench.step(meanwhile=[bench.requests[victim]])
+        times += 1
+    assert bench.finishes[victim].status == 500
+    assert bench.scheduler.totals.violations == 3 + times, "three failed allocations"
+    bench.run()
+    bench.assert_right(1)
+    bench.assert_clean()

@@ -5,6 +5,7 @@ from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
 from tokenloom.wire.messages import (
+    AbortReq,
     DrainReq,
     LoadLoRAReq,
     LoRALoaded,
@@ -126,6 +127,26 @@ def test_an_abort_ends_the_last_use() -> None:
     bench.turn()
     assert bench.lora_news[1:] == [LoRAUnloaded(1)]
     assert bench.runner.loras.present == set()
+    bench.run()
+    bench.assert_clean()
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_aborts_of_all_who_run_and_wait_are_answered(in_flight: bool) -> None:
+    """ABT-05: ten of each; afterwards nobody uses the adapter."""
+    bench = bench_with(1, max_running=10, chunk=128)
+    rids = [bench.submit(prompt(6, n), 10, lora_id=1, ignore_eos=True) for n in range(20)]
+    bench.step()
+    assert len(bench.running()) == 10
+    bench.send(UnloadLoRAReq(1))
+    if in_flight:
+        bench.step(meanwhile=[AbortReq(rid) for rid in rids])
+    else:
+        for rid in rids:
+            bench.abort(rid)
+    bench.turn()
+    assert {bench.finishes[rid].reason for rid in rids} == {"abort"}
+    assert bench.lora_news[1:] == [LoRAUnloaded(1)]
     bench.run()
     bench.assert_clean()
 

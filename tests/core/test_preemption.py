@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduling import Bench, prompt
 
+from tokenloom.scheduler_proc.core.prefill_adder import PrefillAdder
 from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.retraction import choose_victim, preemptable_by
 from tokenloom.wire.sampling import SamplingParams
@@ -106,6 +107,29 @@ def test_what_fits_preempts_nobody() -> None:
     high = bench.submit(prompt(8, 2), 30, priority=5, ignore_eos=True)
     bench.step()
     assert bench.running() == {low, high}
+
+
+def test_only_the_head_asks_for_victims() -> None:
+    """A step searches once, not for each request that it looks ahead to."""
+    bench, rids = full_bench()
+    head = bench.submit(prompt(8, 8), 20, ignore_eos=True)
+    urgent = bench.submit(prompt(8, 9), 20, priority=9, ignore_eos=True)
+    asked: list[int] = []
+    victims_for = PrefillAdder.victims_for
+
+    def asking(adder: PrefillAdder, req: Req, threshold: int) -> list[Req]:
+        asked.append(req.rid)
+        return victims_for(adder, req, threshold)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PrefillAdder, "victims_for", asking)
+        bench.step()
+    assert asked == [head], "one search a step"
+    assert bench.running() == set(rids)
+    bench.run()
+    assert bench.order.index(head) < bench.order.index(urgent)
+    bench.assert_right()
+    bench.assert_clean()
 
 
 def test_no_two_take_turns() -> None:

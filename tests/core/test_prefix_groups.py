@@ -60,6 +60,11 @@ def test_a_leader_with_too_little_left_leads_nobody() -> None:
     assert not group.include(make([1] * 20))
 
 
+def test_a_leader_with_just_enough_left_leads() -> None:
+    group = leaders(4, 1, leading([1] * 4))
+    assert group.include(make([1] * 4 + [2]))
+
+
 def test_namespaces_do_not_share() -> None:
     group = leaders(4, 1, leading([1] * 10, namespace="a"))
     assert group.include(make([1] * 10, "a"))

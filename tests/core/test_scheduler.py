@@ -24,6 +24,7 @@ from tokenloom.wire.sampling import SamplingParams
 @pytest.mark.parametrize("chunk", [0, 32])
 @pytest.mark.parametrize("reuse", [True, False])
 def test_alone_in_a_crowd_cold_and_warm(page_size: int, chunk: int, reuse: bool) -> None:
+    """SCH-16: with and without the prefix cache, with and without chunks, at their borders."""
     bench = Bench(pool_tokens=2048, page_size=page_size, chunk=chunk, reuse=reuse)
     for _ in range(2):
         for length in (1, 2, 15, 16, 17, 31, 32, 33, 65, 200):
@@ -41,7 +42,7 @@ def test_first_come_first_served() -> None:
 
 
 def test_decodes_go_on_while_a_long_prompt_is_cut() -> None:
-    """SCH-06: a long prompt never makes a running answer wait for more than its own step."""
+    """A long prompt never makes a running answer wait for more than its own step."""
     bench = Bench(pool_tokens=1024)
     short = bench.submit(prompt(5), 40, ignore_eos=True)
     bench.step()
@@ -54,14 +55,45 @@ def test_decodes_go_on_while_a_long_prompt_is_cut() -> None:
     bench.assert_right()
 
 
-def test_short_prompts_behind_a_long_one_start_within_its_chunks() -> None:
+@pytest.mark.parametrize("length", [66, 120, 240])
+def test_short_prompts_do_not_wait_for_how_long_another_is(length: int) -> None:
+    """SCH-06: ten of them need two steps; every other step is theirs, the rest the long one's."""
     bench = Bench(pool_tokens=1024, max_running=16)
-    bench.submit(prompt(240), 4)
+    long = bench.submit(prompt(length), 4)
     bench.step()
-    short = [bench.submit(prompt(5, seed), 1) for seed in range(2, 7)]
-    for _ in range(9):
+    short = [bench.submit(prompt(5, seed), 1) for seed in range(2, 12)]
+    for _ in range(4):
         bench.step()
     assert all(bench.answers.get(rid) for rid in short)
+    assert (length < 96) == (long in bench.answers)
+    bench.run()
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_a_long_prompt_gets_every_other_step_whatever_comes() -> None:
+    bench = Bench(pool_tokens=1024, max_running=16)
+    long = bench.submit(prompt(240), 4)
+    steps = 0
+    while long not in bench.answers:
+        for seed in range(4):
+            bench.submit(prompt(20, steps * 4 + seed + 2), 1)
+        bench.step()
+        steps += 1
+    assert steps <= 2 * (240 // 32 + 1)
+    assert len(bench.answers) >= steps // 2, "and others are served meanwhile"
+
+
+def test_a_second_long_prompt_lets_few_short_ones_by() -> None:
+    """The queue's bound counts here as well: what must be cut is a head that does not fit."""
+    bench = Bench(pool_tokens=1024, max_running=32, max_skips=3)
+    bench.submit(prompt(240), 4)
+    bench.step()
+    second = bench.submit(prompt(200, 2), 4)
+    short = [bench.submit(prompt(5, seed), 1) for seed in range(3, 13)]
+    bench.run()
+    assert bench.starts == [1, *short[:3], second, *short[3:]]
+    bench.assert_right()
 
 
 def test_a_prompt_for_two_is_computed_once() -> None:
@@ -124,7 +156,7 @@ def test_a_retracted_request_is_served_before_later_arrivals() -> None:
 
 
 def test_one_request_that_never_fits_is_clipped_or_refused() -> None:
-    """SCH-02, SCH-03: nothing waits for a pool that it can never have."""
+    """SCH-02, SCH-03, SCH-04: nothing waits for a pool that it can never have."""
     bench = Bench(pool_tokens=64)
     clipped = bench.submit(prompt(40), 100, ignore_eos=True)
     refused = bench.submit(prompt(64, 2), 5)
@@ -194,7 +226,7 @@ def test_a_rid_in_use_is_not_taken_over() -> None:
     assert bench.scheduler.totals.violations == 1
 
 
-@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("steps", range(13))
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_abort_at_every_step(steps: int, in_flight: bool) -> None:
     """ABT, SCH-17: waiting, between chunks, decoding; before a step or while it runs."""
@@ -211,7 +243,7 @@ def test_abort_at_every_step(steps: int, in_flight: bool) -> None:
     bench.run()
     again = bench.submit(prompt(200), 5, ignore_eos=True)
     bench.run()
-    assert bench.finishes[victim].reason == ("abort" if steps < 11 else "length")
+    assert bench.finishes[victim].reason == ("abort" if steps < 12 else "length")
     bench.assert_right(victim, mate, again)
     bench.assert_clean()
 
@@ -384,6 +416,7 @@ def test_a_flush_when_idle_forgets_all() -> None:
 
 
 def test_a_flush_is_refused_with_the_reason_while_requests_are_there() -> None:
+    """SCH-20: before a step and while one is in flight; nobody loses a page."""
     bench = Bench(max_running=1)
     for seed in range(3):
         bench.submit(prompt(40, seed), 4)

@@ -84,7 +84,7 @@ WAYS = [by_event_stream, by_reset, by_half_closed_wait, by_socket_abort, by_sock
 def test_pages_are_free_within_two_steps(
     server: Server, come: Callable[[Server], Callable[[], None]]
 ) -> None:
-    """Steps are counted by the scheduler; it makes no more of them once the request is gone.
+    """ABT-01, ABT-09: the scheduler counts steps and makes no more once the request is gone.
 
     The first number is read before the client leaves, which may cost a step, and a busy machine may
     let the news wait: the best of a few tries shows what the server itself needs.
@@ -115,6 +115,8 @@ def test_leaving_while_the_prompt_is_computed(server: Server) -> None:
 
 
 def test_a_crowd_that_leaves(server: Server) -> None:
+    """ABT-06."""
+
     async def scenario() -> None:
         async with AsyncClient(server.door) as client:
 

@@ -26,6 +26,8 @@ def held(door: Door) -> Door:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_while_the_request_waits(held: Door, path: str, stream: bool) -> None:
+    """ABT-02, ABT-08: here and below, a client that leaves is an abort and never an exception."""
+
     async def scenario() -> Exchange:
         call = held.open("POST", path, PAYLOAD | {"stream": stream})
         await submitted(held)

@@ -120,6 +120,7 @@ def test_full_and_draining_tables_refuse_with_503() -> None:
     ids=["tokens", "chars"],
 )
 def test_unread_output_is_bounded(at_limit: StrOut, one_more: StrOut) -> None:
+    """ABT-12."""
     table = SessionTable(1, nobody)
     session = submitted(table)
     assert table.deliver(at_limit) is Delivery.WAKE

@@ -71,6 +71,7 @@ def test_sampling_params_of_a_batch_must_match_it(door: Door) -> None:
 
 
 def test_one_bad_prompt_of_a_list_leaves_nothing_behind(door: Door) -> None:
+    """SCH-04: a list is one call and fails as one; nothing of it is in anybody's way."""
     assert door.post(COMPLETIONS, {"prompt": [[1], [2], [256]]}).status == 400
     assert door.front.in_flight == 0
     assert door.post(COMPLETIONS, {"prompt": [[1], [2], [3]]}).status == 200

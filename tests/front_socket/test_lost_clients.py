@@ -42,6 +42,8 @@ def all_closed(front: FakeFront) -> bool:
 
 
 def test_a_killed_client_frees_all_its_requests(tmp_path: Path) -> None:
+    """ABT-06: and others do not notice."""
+
     async def main() -> None:
         async with served(tmp_path) as setup:
             other = setup.client()

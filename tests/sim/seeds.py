@@ -64,4 +64,28 @@ HISTORIES: dict[str, History] = {
             ["submit", 17, {"prefix": 0, "shared": 22, "own": 5}, {"max_new": 40}],
         ],
     ),
+    "a rid comes again before its end, made while planning, is told": History(
+        {
+            "scheduling": {
+                "page_size": 1,
+                "max_running_requests": 2,
+                "chunked_prefill_size": 32,
+                "max_prefill_tokens": 32,
+            },
+            "pool_pages": 64,
+            "context": 40,
+            "learns": True,
+            "faults": {"fail_allocation_every": 2},
+        },
+        [
+            ["submit", 1, {"prefix": 0, "shared": 0, "own": 3}, {"max_new": 9, "ignore_eos": True}],
+            ["submit", 2, {"prefix": 0, "shared": 0, "own": 3}, {"max_new": 9}],
+            ["launch"],
+            ["land"],
+            ["launch"],
+            ["land"],
+            ["launch"],
+            ["again", 2],
+        ],
+    ),
 }

@@ -55,6 +55,7 @@ EXPECTED = {
     "waiting: a crowd": 2000,
     "waiting: no room or budget": 10_000,
     "waiting: no row": 4000,
+    "whole ones before a piece": 100,
 }
 
 
@@ -104,6 +105,9 @@ class Situations:
                 self.count("waiting: a crowd")
         if batch.mode is not ForwardMode.DECODE and core._chunked is not None:
             self.count("prompt cut")
+            new = {entry.sampling.seed for entry in batch.opened}
+            if new and core._chunked.rid not in new:
+                self.count("whole ones before a piece")
 
     def admission(self, core: Scheduler, rid: int) -> None:
         req = core._reqs[rid]

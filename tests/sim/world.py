@@ -41,7 +41,7 @@ from tokenloom.wire.sampling import SamplingParams
 Event = list[Any]
 Setup = dict[str, Any]
 FULL_CHECK_EVERY = 64  # steps
-_CONSTANT_TIME = StepTime(step=1.0, weights=0.0, token=0.0, row=0.0, context_token=0.0)
+_CONSTANT_TIME = StepTime(step=1.0, row=0.0, token=0.0, context_token=0.0)
 _GROWING = ("step", "retractions_total", "prompt_tokens_total", "cached_tokens_total")
 
 

@@ -184,7 +184,7 @@ class Bench:
     def assert_right(self, *rids: int) -> None:
         for rid in rids or self.requests:
             finish = self.finishes[rid]
-            if finish.reason in ("stop", "length"):
+            if finish.reason == "length" or finish.matched is not None:
                 assert self.answers.get(rid, []) == self.expected(rid), f"request {rid}"
             elif rid in self.answers:
                 got = self.answers[rid]

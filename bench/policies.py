@@ -1,0 +1,195 @@
+"""What the scheduler's flags do to whole crowds: `python -m tokenloom.bench.policies`.
+
+Plays workloads through the real scheduler in logical time (`simulation`) and prints the tables of
+docs/scheduling.md. Nothing is measured, so every machine prints the same.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, product
+from typing import Literal, get_args
+
+from ..scheduler_proc.core.intake import Limits
+from ..scheduler_proc.core.scheduler import Scheduler
+from ..wire.config import SchedulePolicy, SchedulingConfig
+from ..wire.sampling import SamplingParams
+from .policy_workloads import (
+    ADMISSION_WORKLOADS,
+    COLD,
+    FLOODED,
+    POLICY_WORKLOADS,
+    STEADY,
+    Ask,
+    alone,
+    flood,
+    starvation,
+)
+from .simulation.driver import Arrival, Course, Driver, request
+from .simulation.hash_model import EOS, VOCAB, HashRunner
+from .simulation.step_time import StepTime
+from .summary import Spread, spread
+
+POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
+FAIRNESS: tuple[Literal["none", "vtc"], ...] = ("none", "vtc")
+ADMISSIONS: tuple[Literal["ratio", "quantile"], ...] = ("ratio", "quantile")
+UNBOUNDED = 1 << 30
+URGENT = 5  # every fifth request of the first study
+POOL_TOKENS, SMALL_POOL_TOKENS, CONTEXT = 24_576, 8_192, 8_192
+
+
+def play(
+    asks: Iterable[Ask],
+    settings: SchedulingConfig,
+    *,
+    pool_tokens: int = POOL_TOKENS,
+    urgent: int = 0,
+) -> Driver:
+    """All asks and the turns that follow, to the last answer; each `urgent`-th has priority 1."""
+    page = settings.page_size
+    runner = HashRunner(
+        num_pages=pool_tokens // page + 1,
+        page_size=page,
+        num_rows=settings.max_running_requests,
+        budget=settings.chunked_prefill_size,
+    )
+    limits = Limits(VOCAB, CONTEXT, pool_tokens, frozenset({EOS}))
+    scheduler = Scheduler(settings, limits, pool_tokens // page + 1)
+    driver = Driver(scheduler, runner, StepTime())
+    rids, asked = count(1), dict[int, Ask]()
+
+    def arrival(ask: Ask, at: float) -> Arrival:
+        rid = next(rids)
+        asked[rid] = ask
+        runner.scripts[rid] = ask.script
+        params = SamplingParams(max_new_tokens=ask.limit)
+        rank = int(urgent > 0 and rid % urgent == 0)
+        message = request(rid, ask.prompt, params, priority=rank, tenant=ask.tenant)
+        return Arrival(at, message)
+
+    def next_turn(course: Course) -> Arrival | None:
+        turn = asked[course.rid].then
+        return None if turn is None else arrival(turn, course.ended + turn.at)
+
+    driver.run([arrival(ask, ask.at) for ask in asks], next_turn)
+    scheduler.check()
+    return driver
+
+
+def overtakes(driver: Driver, rids: Iterable[int]) -> int:
+    """The most later arrivals that any of them has seen start first; rids go by arrival."""
+    place = {rid: index for index, rid in reversed(list(enumerate(driver.starts)))}
+    return max(sum(other > rid for other in driver.starts[: place[rid]]) for rid in rids)
+
+
+def of(driver: Driver, tenant: str) -> list[Course]:
+    return [course for course in driver.courses.values() if course.tenant == tenant]
+
+
+def ttft(courses: Iterable[Course]) -> Spread:
+    return spread(course.ttft for course in courses)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        cells = (f"{cell:,.2f}" if isinstance(cell, float) else str(cell) for cell in row)
+        print("| " + " | ".join(cells) + " |", flush=True)
+    print()
+
+
+def policies(scale: float) -> None:
+    """Each policy on four workloads."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        for name, workload in POLICY_WORKLOADS.items():
+            for policy in POLICIES:
+                settings = SchedulingConfig(schedule_policy=policy)
+                driver = play(workload(scale), settings, urgent=URGENT)
+                report, first = driver.report(), driver.report().ttft_s
+                urgent = ttft(course for rid, course in driver.courses.items() if rid % URGENT == 0)
+                rate, hits = f"{report.output_tok_s:.0f}", f"{report.hit_rate:.0%}"
+                waits = report.wait_s.max
+                yield name, f"`{policy}`", rate, hits, first.p50, first.p99, urgent.p99, waits
+
+    head = ("workload", "policy", "tok/s", "hits", "TTFT p50", "p99", "p99 of the urgent")
+    table((*head, "worst wait"), rows())
+
+
+def cold_requests(scale: float) -> None:
+    """Ten cold requests beside a stream that the policy likes better."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        cases = [(POLICIES[0], 256), *((POLICIES[1], bound) for bound in (16, 256, UNBOUNDED))]
+        for policy, bound in cases:
+            settings = SchedulingConfig(schedule_policy=policy, max_overtakes=bound)
+            driver = play(starvation(scale), settings)
+            cold = of(driver, COLD)
+            overtaken = overtakes(driver, [course.rid for course in cold])
+            waits = spread(course.wait for course in cold)
+            report = driver.report()
+            said = bound if bound < UNBOUNDED else "no bound"
+            rate = f"{report.output_tok_s:.0f}"
+            yield f"`{policy}`", said, overtaken, waits.p50, waits.max, report.ttft_s.p99, rate
+
+    head = ("policy", "`--max-overtakes`", "most overtakes", "wait p50", "worst wait")
+    table((*head, "TTFT p99 of all", "tok/s"), rows())
+
+
+def flooding_tenant(scale: float) -> None:
+    """One request a second of one tenant, beside the flood of another."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        calm = play(alone(scale), SchedulingConfig())
+        first = ttft(calm.courses.values())
+        yield "no flood", "", first.p50, first.p99, first.max, "", ""
+        for policy, fairness in product(POLICIES[:2], FAIRNESS):
+            settings = SchedulingConfig(schedule_policy=policy, fairness=fairness)
+            driver = play(flood(scale), settings)
+            first, flooded = ttft(of(driver, STEADY)), ttft(of(driver, FLOODED)).p50
+            rate, names = f"{driver.report().output_tok_s:.0f}", (f"`{policy}`", f"`{fairness}`")
+            yield *names, first.p50, first.p99, first.max, flooded, rate
+
+    head = ("policy", "`--fairness`", "TTFT p50", "p99", "worst", "p50 of the flood")
+    table((*head, "tok/s"), rows())
+
+
+def admission(scale: float) -> None:
+    """Both ways to reserve, in a pool that is too small for all rows."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        for name, workload in ADMISSION_WORKLOADS.items():
+            for way in ADMISSIONS:
+                settings = SchedulingConfig(admission=way)
+                driver = play(workload(scale), settings, pool_tokens=SMALL_POOL_TOKENS)
+                report = driver.report()
+                gaps, first = report.inter_token_s, report.ttft_s
+                rate = f"{report.output_tok_s:.0f}"
+                yield name, f"`{way}`", rate, report.retractions, first.p50, first.p99, gaps.max
+
+    table(
+        ("answers", "`--admission`", "tok/s", "retractions", "TTFT p50", "p99", "longest gap"),
+        rows(),
+    )
+
+
+STUDIES: dict[str, Callable[[float], None]] = {
+    "policies": policies,
+    "starvation": cold_requests,
+    "flood": flooding_tenant,
+    "admission": admission,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="What the scheduler's flags do, in logical time.")
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)}")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the crowds (default: 1)")
+    flags = parser.parse_args(argv)
+    for name in flags.studies or STUDIES:
+        print(f"{name}: {STUDIES[name].__doc__} Times in seconds.\n")
+        STUDIES[name](flags.scale)
+
+
+if __name__ == "__main__":
+    main()

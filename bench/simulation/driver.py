@@ -48,11 +48,12 @@ def request(
     priority: int = 0,
     tenant: str = "",
     namespace: str = "",
+    lora_id: int = 0,
 ) -> TokenizedGenerateReq:
     """The message as a front would send it, seeded with its rid."""
     seeded = msgspec.structs.replace(sampling, seed=rid)
     ids = array("i", prompt).tobytes()
-    return TokenizedGenerateReq(rid, ids, seeded, priority, tenant, namespace)
+    return TokenizedGenerateReq(rid, ids, seeded, priority, tenant, namespace, lora_id)
 
 
 @dataclass(slots=True, eq=False)

@@ -111,8 +111,10 @@ class HashAdapters:
         for lora_id in orders.drops:
             self.present.remove(lora_id)
 
-    def take_loaded(self) -> list[LoRALoaded]:
-        read, self._reading = self._reading, []
+    def take_loaded(self, most: int | None = None) -> list[LoRALoaded]:
+        """The ends of all loads, or of the first `most`."""
+        read = self._reading[:most]
+        del self._reading[:most]
         fine = [ref.path not in self.broken for ref in read]
         self.present |= {ref.lora_id for ref, ok in zip(read, fine, strict=True) if ok}
         return [LoRALoaded(ref.lora_id, ok=ok) for ref, ok in zip(read, fine, strict=True)]

@@ -47,8 +47,13 @@ def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req
 
 
 def _namespace(message: TokenizedGenerateReq) -> str:
-    """An adapter changes keys and values: what was computed under one is of use there alone."""
-    return f"{message.lora_id}/{message.namespace}" if message.lora_id else message.namespace
+    """An adapter changes keys and values: what was computed under one is of use there alone.
+
+    Clients name namespaces as they like: none may spell another adapter's.
+    """
+    if not message.lora_id and not message.namespace:
+        return ""
+    return f"{message.lora_id}/{message.namespace}"
 
 
 def _stop_ids(sampling: SamplingParams, limits: Limits) -> frozenset[int]:

@@ -41,6 +41,7 @@ class LoRASlots:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
+        self.patience = PATIENCE
         self._adapters: dict[int, Adapter] = {}
         self._in_slot: dict[int, Adapter] = {}
         self._kept: dict[int, Adapter] = {}  # slot -> the adapter that it is being emptied for
@@ -167,13 +168,17 @@ class LoRASlots:
         self._passed.add(lora_id)
         return True
 
-    def end_planning(self) -> None:
-        passed, self._passed = self._passed, set()
-        for lora_id in sorted(passed):
-            adapter = self._adapters[lora_id]
+    def end_planning(self, *, idle: bool) -> None:
+        """`idle`: nobody runs, so nobody will leave a slot: those kept may block all who wait."""
+        passed = [self._adapters[lora_id] for lora_id in sorted(self._passed)]
+        self._passed.clear()
+        if idle:
+            self._kept.clear()
+            return
+        for adapter in sorted(passed, key=lambda adapter: -adapter.passed_over):
             adapter.passed_over += 1
             wants = adapter.slot is None and adapter not in self._kept.values()
-            if wants and adapter.passed_over >= PATIENCE:
+            if wants and adapter.passed_over >= self.patience:
                 self._keep_a_slot(adapter)
 
     # -- what the runner must know

@@ -266,7 +266,7 @@ class Scheduler:
                 self._admit(req)
             else:
                 threshold = None  # only the head preempts; behind it, what fits may start
-        self._loras.end_planning()
+        self._loras.end_planning(idle=not self._running)
 
     def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""

@@ -21,6 +21,7 @@ from .schedule_policy import MATCH_POLICIES, Order, make_order
 
 _MAX_PASSED_OVER = 256  # in a step; a pass costs no more, however many wait for one thing
 _by_arrival = attrgetter("arrival")
+LacksSlot = Callable[[int], bool]  # of a lora_id: no request of it can start in this step
 
 
 class Line:
@@ -73,15 +74,22 @@ class Line:
         earlier = bisect.bisect(self._overtakers, req.arrival)
         return len(self._overtakers) - earlier >= self._max_overtakes
 
-    def in_order(self, now: int) -> Iterator[Req]:
-        """Each once, while those before it may start; ends when an overdue one has not."""
+    def in_order(self, now: int, lacks_slot: LacksSlot) -> Iterator[Req]:
+        """Each once, while those before it may start; ends when an overdue one has not.
+
+        But one that lacks a slot is waited for by nobody: they may be those who are to give it.
+        """
         seen: set[int] = set()
+        at = 0  # how many of the oldest are overdue and lack a slot
         for req in self._order.in_order(now):
-            while self._by_arrival and self.is_overdue(self.oldest):
-                if self.oldest.rid in seen:
+            while at < len(self._by_arrival) and self.is_overdue(first := self._by_arrival[at]):
+                if first.rid not in seen:
+                    seen.add(first.rid)
+                    yield first
+                elif lacks_slot(first.lora_id):
+                    at += 1
+                else:
                     return
-                seen.add(self.oldest.rid)
-                yield self.oldest
             if req.rid not in seen:
                 seen.add(req.rid)
                 yield req
@@ -161,9 +169,7 @@ class WaitingQueue:
 
     # -- who goes next
 
-    def candidates(
-        self, now: int, chunked: Req | None, lacks_slot: Callable[[int], bool]
-    ) -> Iterator[Req]:
+    def candidates(self, now: int, chunked: Req | None, lacks_slot: LacksSlot) -> Iterator[Req]:
         """Requests that may start, best first; ends where the pool is to be held for one of them.
 
         The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
@@ -178,7 +184,7 @@ class WaitingQueue:
             leaders.add(chunked)
         lookahead = Lookahead(settings.max_skips, settings.lookahead)
         passed_over = 0
-        for req in self._in_order(now):
+        for req in self._in_order(now, lacks_slot):
             # Who has been let by too often, or whose answer has begun, lets nobody by.
             urgent = req.retractions > 0 or self._lines[self._line_name(req)].is_overdue(req)
             if lacks_slot(req.lora_id) or (not urgent and leaders.include(req)):
@@ -200,11 +206,11 @@ class WaitingQueue:
             for req in self._index.take_stale():
                 self._lines[self._line_name(req)].move(req, self._index.file(req))
 
-    def _in_order(self, now: int) -> Iterator[Req]:
+    def _in_order(self, now: int, lacks_slot: LacksSlot) -> Iterator[Req]:
         lines = list(self._lines.items())
         if self._counters is None:
             for _, line in lines:
-                yield from line.in_order(now)
+                yield from line.in_order(now, lacks_slot)
             return
         heap = [(self._counters[name], line.oldest.arrival, name) for name, line in lines]
         heapq.heapify(heap)
@@ -212,7 +218,7 @@ class WaitingQueue:
         while heap:
             _, arrival, name = heap[0]
             if name not in orders:
-                orders[name] = self._lines[name].in_order(now)
+                orders[name] = self._lines[name].in_order(now, lacks_slot)
             req = next(orders[name], None)
             if req is not None:
                 yield req

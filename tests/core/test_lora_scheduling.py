@@ -188,3 +188,47 @@ def test_a_drain_answers_loads_before_the_end() -> None:
     bench.turn()
     assert bench.drained
     assert bench.lora_news == [LoRALoaded(1, ok=True)]
+
+
+def test_a_namespace_cannot_spell_an_adapter() -> None:
+    """Clients name namespaces as they like, in `cache_salt`."""
+    bench = bench_with(1)
+    for lora_id, namespace in ((0, "1/"), (1, ""), (0, "1/x"), (1, "x"), (0, "")):
+        rid = bench.submit(prompt(20), lora_id=lora_id, namespace=namespace)
+        bench.run()
+        assert bench.cached[rid] == 0
+    bench.assert_right()
+
+
+def test_starving_adapters_take_turns_by_the_length_of_their_wait() -> None:
+    """Answers are longer than anyone's patience, and three adapters are always waited for."""
+    bench = bench_with(4, max_loras=1, max_running=4)
+    served: set[int] = set()
+    waits = {}
+    for number in range(12):
+        for lora_id in range(1, 5):
+            if lora_id not in waits or waits[lora_id] in bench.finishes:
+                waits[lora_id] = bench.submit(
+                    prompt(4, number), PATIENCE + 20, lora_id=lora_id, ignore_eos=True
+                )
+        running = set(bench.finishes)
+        while set(bench.finishes) == running:
+            bench.step()
+        served |= {lora_id for lora_id, rid in waits.items() if rid in bench.finishes}
+    assert served == {1, 2, 3, 4}
+
+
+def test_a_crowd_before_the_one_whose_slot_is_kept_blocks_nobody() -> None:
+    """A pass looks at so many and no more: it may never come to the one that could start."""
+    bench = bench_with(2, max_loras=1, schedule_policy="priority")
+    bench.submit(prompt(8, 1), PATIENCE + 10, lora_id=1, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(8, 2), 2, lora_id=2, ignore_eos=True)
+    for _ in range(PATIENCE + 2):
+        bench.step()
+    for _ in range(300):
+        bench.submit(prompt(4, 3), 1, lora_id=1, priority=1, ignore_eos=True)
+    for _ in range(2000):
+        bench.step()
+    assert bench.scheduler.idle
+    bench.assert_right()

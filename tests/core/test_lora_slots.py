@@ -116,7 +116,7 @@ def test_a_starving_adapter_drains_the_least_used_one() -> None:
         assert slots.may_run(1)
         assert slots.may_run(2)
         assert slots.lacks_slot(3)
-        slots.end_planning()
+        slots.end_planning(idle=False)
     assert slots.may_run(1)
     assert not slots.may_run(2)  # nobody joins it any more
     assert not slots.may_run(3)
@@ -136,13 +136,13 @@ def test_a_wish_dies_with_its_requests() -> None:
     slots.accept(2)
     for _ in range(PATIENCE):
         assert slots.lacks_slot(2)
-        slots.end_planning()
+        slots.end_planning(idle=False)
     assert not slots.may_run(1)
     slots.leave(2)
     assert slots.may_run(1)
     slots.accept(2)
     assert slots.lacks_slot(2)
-    slots.end_planning()
+    slots.end_planning(idle=False)
     assert slots.may_run(1)  # it waits from the beginning again
 
 
@@ -187,7 +187,7 @@ class SlotsUnderUse(RuleBasedStateMachine):
                 self.slots.admit(lora_id)
                 self.waiting.remove(lora_id)
                 self.running.append(lora_id)
-        self.slots.end_planning()
+        self.slots.end_planning(idle=False)
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 99), retract=st.booleans())

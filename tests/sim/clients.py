@@ -28,6 +28,10 @@ class Clients:
         self._shared = random.choice((0.0, 0.5, 0.9))
         self._pause = random.choice((0.0, 0.02))
         self._flush = random.choice((0.0, 0.05))
+        self._next_lora = 1
+        self._adapted = random.choice((0.0, 0.3, 0.8))  # how often a request names an adapter
+        self._loads = random.choice((0.002, 0.02, 0.1)) if self._adapted else 0.0
+        self._unloads = random.choice((0.0, 0.02, 0.05))
         learns = world.setup["learns"]
         self._short = random.choice((0.2, 0.8, 0.95)) if learns else 0.95
         self._long = random.choice((0.0, 0.5, 0.9)) if learns else 0.9
@@ -61,12 +65,41 @@ class Clients:
             events.append(["time", random.choice((0.5, 2.0, 10.0))])
         if random.random() < self._flush:
             events.append(["flush", random.choice((0.0, 3.0, 50.0))])
+        events += self._adapter_messages()
         if random.random() < 0.002:
             events.append(["again", self._someone()])
         random.shuffle(events)
         if not live and random.random() < self._idle:
             events.insert(0, ["idle"])
         return events
+
+    def _adapter_messages(self) -> list[Event]:
+        """Names are few, so that most loads replace one; some loads last."""
+        random, adapters = self._random, self._world.adapters
+        events: list[Event] = []
+        if self._adapted and not (adapters.serving or adapters.loading):
+            events.append(self._load())
+        while random.random() < self._loads:
+            events.append(self._load())
+        if adapters.loads and random.random() < self._unloads:
+            events.append(["unload", self._some_adapter(0.9)])
+        if adapters.loading and random.random() < 0.3:
+            events.append(["loaded", random.choice((1, 1, 2, 9))])
+        if adapters.loads and random.random() < 0.001:
+            events.append(["load", random.choice(list(adapters.loads)), "a", False])
+        return events
+
+    def _load(self) -> Event:
+        lora_id, self._next_lora = self._next_lora, self._next_lora + 1
+        name, fails = self._random.choice("aabcdefg"), self._random.random() < 0.1
+        return ["load", lora_id, name, fails]
+
+    def _some_adapter(self, there: float) -> int:
+        """One that serves, or else one that is loading, gone or never was."""
+        random, serving = self._random, self._world.adapters.serving
+        if serving and random.random() < there:
+            return random.choice((serving[0], random.choice(serving)))
+        return random.randint(1, self._next_lora)
 
     def _someone(self) -> int:
         """Mostly somebody live, rare states before others; else one that ended or never was."""
@@ -95,6 +128,10 @@ class Clients:
         wishes["priority"] = random.choice((0, 0, 0, 1, 2, -1))
         wishes["tenant"] = random.choice(("a", "a", "a", "b", "c"))
         wishes["namespace"] = str(random.randrange(self._world.setup["namespaces"]))
+        if random.random() < self._adapted:
+            wishes["lora_id"] = self._some_adapter(0.98)
+        elif self._adapted and random.random() < 0.1:  # that of an adapter, if one could name it
+            wishes["namespace"] = f"{self._some_adapter(1.0)}/0"
         if random.random() < 0.1:
             wishes["stop_ids"] = [random.randrange(97) for _ in range(4)]
         return ["submit", rid, text, wishes]

@@ -5,6 +5,7 @@ from typing import Any
 
 from sim.world import Setup
 
+from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
 from tokenloom.wire.config import SchedulingConfig
 
 # Drawn where the scheduler knows them; the first value, its default, half of the time.
@@ -45,6 +46,8 @@ def draw_setup(random: Random) -> Setup:
         "learns": learns,
         "faults": _faults(random),
         "namespaces": random.choice((1, 1, 2)),
+        "lora_slots": random.choice((1, 1, 2, 3, 8)),
+        "patience": random.choice((1, 4, PATIENCE)),
     }
 
 

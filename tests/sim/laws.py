@@ -16,9 +16,9 @@ def check_all(driver: Driver) -> None:
     _check_tree(driver)
 
 
-def _states(ids: "array[int]", state: int) -> Iterator[int]:
+def _states(ids: "array[int]", state: int, lora_id: int) -> Iterator[int]:
     for token_id in ids:
-        state = zlib.crc32(token_id.to_bytes(4, "little"), state) or 1
+        state = zlib.crc32(token_id.to_bytes(4, "little"), state ^ lora_id * 0x9E37) or 1
         yield state
 
 
@@ -28,29 +28,31 @@ def _slots(driver: Driver, pages: list[int]) -> list[int]:
 
 
 def _check_requests(driver: Driver) -> None:
-    """What a request has computed stands in its pages, in order, under its own salt."""
+    """What a request has computed stands in its pages, in order, under its own salt and adapter."""
     for req in driver.scheduler._running.values():
         kv = req.kv
         assert kv is not None
         assert kv.computed <= len(req.ids)
-        wanted = list(_states(req.ids[: kv.computed], driver.runner.scripts[req.rid].salt))
+        script = driver.runner.scripts[req.rid]
+        wanted = list(_states(req.ids[: kv.computed], script.salt, script.lora_id))
         held = _slots(driver, kv.pages)[: kv.computed]
         assert held == wanted, f"I7, I12: the pages of {req.rid} do not hold its tokens"
 
 
 def _check_tree(driver: Driver) -> None:
-    """Each node's pages hold the KV of the ids on its path."""
-    salts = {0} | {script.salt for script in driver.runner.scripts.values()}
-    todo: list[tuple[TreeNode, set[int]]] = [
-        (child, salts) for child in driver.scheduler._kv.tree.root.children.values()
+    """Each node's pages hold the KV of the ids on its path, of one salt and one adapter."""
+    starts = {(0, 0)} | {(one.salt, one.lora_id) for one in driver.runner.scripts.values()}
+    todo: list[tuple[TreeNode, set[tuple[int, int]]]] = [
+        (child, starts) for child in driver.scheduler._kv.tree.root.children.values()
     ]
     while todo:
         node, befores = todo.pop()
         ids = array("i")
         ids.frombytes(node.key)
         held = _slots(driver, node.pages)
-        ends = {before for before in befores if held[0] == next(_states(ids[:1], before))}
+        ends = {before for before in befores if held[0] == next(_states(ids[:1], *before))}
         assert ends, f"I7, I12: node {node.uid} does not follow its parent"
         for before in ends:
-            assert held == list(_states(ids, before)), f"I7: node {node.uid} holds other tokens"
-        todo += [(child, {held[-1]}) for child in node.children.values()]
+            assert held == list(_states(ids, *before)), f"I7: node {node.uid} holds other tokens"
+        after = {(held[-1], lora_id) for _, lora_id in ends}
+        todo += [(child, after) for child in node.children.values()]

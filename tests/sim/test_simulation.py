@@ -12,7 +12,9 @@ from sim.seeds import HISTORIES
 from sim.shrink import ddmin, shrink
 from sim.situations import EXPECTED, Situations
 
+from tokenloom.scheduler_proc.core import intake
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
+from tokenloom.scheduler_proc.core.lora_slots import Adapter, LoRASlots
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
@@ -125,6 +127,24 @@ def retracted_lose_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_retract", retract)
 
 
+def slot_taken_from_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoRASlots, "_is_unused", lambda slots, slot: True)
+
+
+def unload_forgets_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drop(slots: LoRASlots, adapter: Adapter) -> None:
+        adapter.requests, requests = adapter.running, adapter.requests
+        inner(slots, adapter)
+        adapter.requests = requests
+
+    inner = LoRASlots._drop_if_unused
+    monkeypatch.setattr(LoRASlots, "_drop_if_unused", drop)
+
+
+def adapters_share_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "_namespace", lambda message: message.namespace)
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     evict_ignores_locks,
     unlock_forgets_the_path,
@@ -133,6 +153,9 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     pages_leak,
     abort_in_flight_frees_at_once,
     retracted_lose_a_token,
+    slot_taken_from_who_runs,
+    unload_forgets_who_waits,
+    adapters_share_prefixes,
 ]
 
 
@@ -143,7 +166,7 @@ def test_a_bug_made_by_hand_is_found_and_its_history_short(
 ) -> None:
     bug(monkeypatch)
     with pytest.raises(Failure) as found:
-        run("bugs", 100_000)
+        run("flaws", 100_000)
     events = found.value.history.events
     assert len(events) < 100
     assert sum(event[0] not in ("launch", "land") for event in events) < 12

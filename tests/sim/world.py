@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sim.adapters import Adapters
 from sim.laws import check_all
 from sim.situations import PROTECTED_AFTER, Situations, watch
 
@@ -18,6 +19,7 @@ from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader
 from tokenloom.bench.simulation.step_time import StepTime
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
+from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import (
@@ -28,6 +30,8 @@ from tokenloom.wire.messages import (
     Finish,
     FlushOut,
     FlushReq,
+    LoRALoaded,
+    LoRAUnloaded,
     StatsOut,
     StatsReq,
     StopMatched,
@@ -75,6 +79,7 @@ class Client:
     may_break: bool = False
     after_drain: bool = False
     too_many: bool = False  # others were waiting when it came
+    no_adapter: bool = False
 
 
 class World:
@@ -86,13 +91,15 @@ class World:
         self.capacity = setup["pool_pages"] * self.page_size
         num_pages = setup["pool_pages"] + 1
         self.longest = min(setup["context"], self.capacity)
-        limits = Limits(VOCAB, setup["context"], self.capacity, frozenset({EOS}))
+        slots = setup.get("lora_slots", 1)
+        limits = Limits(VOCAB, setup["context"], self.capacity, frozenset({EOS}), slots)
         self.settings = settings
         self.faults = setup.get("faults")
         self.scheduler = Scheduler(settings, limits, num_pages, **_faults(self.faults))
         if not setup["learns"]:  # one retraction teaches a pool of this size to have no more
             ratio = self.scheduler._admission.ratio
             ratio.learn = lambda survivors: None  # type: ignore[method-assign]
+        self.scheduler._loras.patience = setup.get("patience", PATIENCE)
         chunk, most = settings.chunked_prefill_size, settings.max_prefill_tokens
         self.budget = max(
             self.page_size, min(chunk, most) if chunk else max(most, setup["context"])
@@ -107,6 +114,7 @@ class World:
         self.clients: dict[int, Client] = {}
         self.live: dict[int, Client] = {}
         self.situations = situations
+        self.adapters = Adapters(self.driver, situations, self._deliver)
         self.trace = 0  # a hash of all that was decided and said
         self.draining = False
         self.drained = False
@@ -130,7 +138,9 @@ class World:
         prompt += tokens_of(text["prefix"], 0, text["shared"])
         prompt += tokens_of(rid + 1000, 0, text["own"])
         more = {
-            name: wishes[name] for name in ("priority", "tenant", "namespace") if name in wishes
+            name: wishes[name]
+            for name in ("priority", "tenant", "namespace", "lora_id")
+            if name in wishes
         }
         params = SamplingParams(
             max_new_tokens=wishes.get("max_new"),
@@ -142,15 +152,16 @@ class World:
         room = self.longest - len(prompt) if prompt else 0
         asked = params.max_new_tokens
         limit = room if asked is None else min(room, asked)
-        self.driver.runner.scripts[rid] = Script(salt)
+        self.driver.runner.scripts[rid] = Script(salt, lora_id=message.lora_id)
         own = frozenset(params.stop_token_ids)
         stops = own if params.ignore_eos else own | {EOS}
-        client = Client(message, prompt, limit, stops, Reader(prompt, salt))
+        client = Client(message, prompt, limit, stops, Reader(prompt, salt, message.lora_id))
         client.after_drain = self.draining
         client.too_many = self._too_many_wait(prompt)
+        client.no_adapter = not self.adapters.serves(message.lora_id)
         self.clients[rid] = self.live[rid] = client
         self._deliver(message)
-        refused = limit < 1 or self.draining or client.too_many
+        refused = limit < 1 or self.draining or client.too_many or client.no_adapter
         assert (client.finish is not None) == refused, f"I17: {rid} accepted or refused wrongly"
 
     def _too_many_wait(self, prompt: list[int]) -> bool:
@@ -174,6 +185,15 @@ class World:
     def _on_flush(self, timeout_s: float) -> None:
         self._flushes += 1
         self._deliver(FlushReq(self._flushes, timeout_s))
+
+    def _on_load(self, lora_id: int, name: str, fails: bool) -> None:
+        self.violations += self.adapters.load(lora_id, name, fails)
+
+    def _on_unload(self, lora_id: int) -> None:
+        self.violations += self.adapters.unload(lora_id)
+
+    def _on_loaded(self, most: int) -> None:
+        self.adapters.end_loads(most, self._hear)
 
     def _on_again(self, rid: int) -> None:
         """The same rid while it is in use: a bug of the front, which must harm nobody."""
@@ -215,6 +235,8 @@ class World:
     def _on_drain(self) -> None:
         busy = self.driver.in_flight is not None
         self.situations.count("drain, step in flight" if busy else "drain, between steps")
+        if self.adapters.loading:
+            self.situations.count("drain, while loading")
         waiting = [req.rid for req in self.scheduler._waiting if not req.admitted]
         self.draining = True
         for client in self.live.values():
@@ -236,6 +258,7 @@ class World:
             # the loop asks at each turn for what there is to say, and sleeps once the core is idle
             assert not (self.scheduler.idle and self.live), "I5: ended, and nobody was told"
             self._hear(self.driver.pass_time(0.0))
+            self.adapters.follow()
             return
         self.trace = zlib.crc32(
             repr((batch.rows, batch.prefix_lens, batch.extend_lens)).encode(), self.trace
@@ -259,12 +282,15 @@ class World:
                 runner.fail_rows.add(row)
                 self.clients[rid].may_break = True
                 self.situations.count("broken sample")
+        self.adapters.check_step(batch)
         self._hear(self.driver.land())
+        self.adapters.follow()
         assert not runner.fail_rows
         late = [rid for rid in self._owed if self.clients[rid].finish is None]
         assert not late, f"I15: {late} outlive the step in flight"
         self._owed.clear()
         self._check_deadlines()
+        self.adapters.check()
         self._check_stats(self.scheduler.stats())
         if self.driver.steps % FULL_CHECK_EVERY == 0:
             check_all(self.driver)
@@ -287,7 +313,10 @@ class World:
                 assert self.draining, "I19: drained without being asked to"
                 assert not self.drained, "I19: drained twice"
                 assert not self.live, "I19: drained with work left"
+                assert not self.adapters.loading, "I19: drained with a load left"
                 self.drained = True
+            elif isinstance(message, LoRALoaded | LoRAUnloaded):
+                self.adapters.hear(message)
             elif isinstance(message, FlushOut):
                 self._flushes -= 1
                 assert message.ok == (not self.live), "a flush beside requests, or refused alone"
@@ -344,6 +373,9 @@ class World:
             case 400:
                 assert client.limit < 1, "I5: a good request was refused"
                 self.situations.count("refused: too long")
+            case 404:
+                assert client.no_adapter, "I11: refused for an adapter that is there"
+                self.situations.count("refused: no such adapter")
             case 500:
                 assert client.may_break or self.faults, "I16: broken without a broken sample"
             case 503 if client.after_drain:
@@ -410,6 +442,7 @@ class World:
         self.apply(["time", 60.0])
         assert not self._flushes, "a flush was never answered"
         check_all(self.driver)
+        self.adapters.finish(self._hear)
         core, kv = self.scheduler, self.scheduler._kv
         tables = (core._reqs, core._running, core._waiting, core._endings)
         assert [len(table) for table in tables] == [0, 0, 0, 0], "I20: a table is not empty"

@@ -134,6 +134,8 @@ HISTORIES: dict[str, History] = {
                 "max_overtakes": 1,
                 "lookahead": 0,
                 "admission": "quantile",
+                "queue_timeout": 20.0,
+                "request_timeout": 40.0,
             },
             "pool_pages": 29,
             "context": 40,

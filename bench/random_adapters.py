@@ -1,0 +1,42 @@
+"""Adapters of random weights for the embedded model, in PEFT layout.
+
+Called by `lora_churn` and by the tests of whole servers. One seed and rank, one adapter: a version
+can be written again wherever it is needed.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+_HIDDEN, _INTERMEDIATE, _KEYS, _LAYERS = 576, 1536, 192, 30  # SmolLM2-135M
+_SIZES = {  # outputs, inputs
+    "self_attn.q_proj": (_HIDDEN, _HIDDEN),
+    "self_attn.v_proj": (_KEYS, _HIDDEN),
+    "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
+    "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
+}
+
+
+def write_adapter(path: Path, seed: int, rank: int = 4, *, modules: tuple[str, ...] = ()) -> None:
+    """Its answers differ from the base model's within a few tokens. `modules`: only those."""
+    chosen = {name: _SIZES[name] for name in modules or _SIZES}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": [name.partition(".")[2] for name in chosen],
+    }
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(_LAYERS):
+        for name, (outputs, inputs) in chosen.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}"
+            a = torch.randn(rank, inputs, generator=random) / inputs**0.5
+            tensors[f"{prefix}.lora_A.weight"] = a
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * 0.05
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "adapter_model.safetensors")

@@ -23,7 +23,7 @@ from ..client import AsyncClient
 from ..client.errors import RequestRefused
 from .random_adapters import write_adapter
 
-RANK, MODULES = 2, ("self_attn.q_proj", "mlp.down_proj")
+RANK, MODULES, SCALE = 2, ("self_attn.q_proj", "mlp.down_proj"), 0.5  # small files
 VERSIONS = 2  # that a name goes back and forth between
 PROMPT = [(place * place * 29) % 40_000 + 3 for place in range(24)]
 ANSWER, PROBE_ANSWER = 24, 400
@@ -68,7 +68,9 @@ class Churn:
         for name in self.names:
             for version in range(VERSIONS):
                 seed = name.number * VERSIONS + version
-                write_adapter(self.path((name.number, version)), seed, RANK, modules=MODULES)
+                write_adapter(
+                    self.path((name.number, version)), seed, RANK, modules=MODULES, scale=SCALE
+                )
 
     async def load(self, name: Name, version: int) -> None:
         self._loads += 1
@@ -167,7 +169,7 @@ class Churn:
 
 
 def server_info(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/get_server_info", timeout=60) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{url}/get_server_info", timeout=60) as answer:
         info: dict[str, Any] = json.load(answer)
     return info
 

@@ -19,7 +19,14 @@ _SIZES = {  # outputs, inputs
 }
 
 
-def write_adapter(path: Path, seed: int, rank: int = 4, *, modules: tuple[str, ...] = ()) -> None:
+def write_adapter(
+    path: Path,
+    seed: int,
+    rank: int = 4,
+    *,
+    modules: tuple[str, ...] = (),
+    scale: float = 0.05,
+) -> None:
     """Its answers differ from the base model's within a few tokens. `modules`: only those."""
     chosen = {name: _SIZES[name] for name in modules or _SIZES}
     config = {
@@ -36,7 +43,8 @@ def write_adapter(path: Path, seed: int, rank: int = 4, *, modules: tuple[str, .
             prefix = f"base_model.model.model.layers.{layer}.{name}"
             a = torch.randn(rank, inputs, generator=random) / inputs**0.5
             tensors[f"{prefix}.lora_A.weight"] = a
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * 0.05
+            b = torch.randn(outputs, rank, generator=random) * scale
+            tensors[f"{prefix}.lora_B.weight"] = b
     path.mkdir(parents=True, exist_ok=True)
     (path / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, path / "adapter_model.safetensors")

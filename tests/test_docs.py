@@ -169,6 +169,14 @@ def test_paths_exist(name: str) -> None:
     assert not [path for path in named if f"/{path}\n" not in places()]
 
 
+def test_tests_exist() -> None:
+    """Those that the page about testing names."""
+    named = {span for span in spans(page("docs/testing.md")) if span.startswith("test_")}
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 20
+    assert not [name for name in named if "." not in name and f"def {name}(" not in sources]
+
+
 def commands(text: str) -> list[list[str]]:
     """The words of each command in shell blocks and in backticks."""
     lines = [line for block in blocks(text, "sh") for line in block.splitlines()]

@@ -163,9 +163,17 @@ class Churn:
         self.done["different answers of them"] = len({tuple(ids) for ids in alone.values()})
         return [
             f"an answer is of none of {sorted(heard.versions)}: {heard.ids}"
-            for heard in self.heard
-            if not any(alone[version][: len(heard.ids)] == heard.ids for version in heard.versions)
+            for heard in unlike(self.heard, alone)
         ]
+
+
+def unlike(heard: Sequence[Heard], alone: dict[Version, list[int]]) -> list[Heard]:
+    """Answers that no version of theirs gives."""
+    return [
+        one
+        for one in heard
+        if not any(alone[version][: len(one.ids)] == one.ids for version in one.versions)
+    ]
 
 
 def server_info(url: str) -> dict[str, Any]:
@@ -190,7 +198,7 @@ async def left_over(url: str, client: AsyncClient, before: list[str]) -> list[st
 
 
 async def run(args: argparse.Namespace) -> int:
-    async with AsyncClient(port=args.port) as client:
+    async with AsyncClient(args.socket, port=args.port) as client:
         before = await client.loras()
         churn = Churn(client, args.root, args.adapters, args.seed)
         await asyncio.to_thread(churn.write)
@@ -225,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tokenloom.bench.lora_churn", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--socket", help="address of the socket door, where not found by the port")
     parser.add_argument("--root", type=Path, required=True, help="as --lora-root of the server")
     parser.add_argument("--adapters", type=int, default=200)
     parser.add_argument("--clients", type=int, default=8)

@@ -38,7 +38,9 @@ class LoRAMemoryPool:
         for ref in orders.loads:
             self._reading.append((ref.lora_id, self._reader.submit(self._read, Path(ref.path))))
         for lora_id in orders.drops:
-            del self._adapters[lora_id]
+            gone = self._adapters.pop(lora_id)
+            # The entry that clears its slot comes with the next step, which may be far away.
+            self._slots = [None if adapter is gone else adapter for adapter in self._slots]
 
     def take_loaded(self) -> list[LoRALoaded]:
         """How the loads ended that did since the last call."""

@@ -62,6 +62,19 @@ def test_slots_refer_to_what_was_loaded() -> None:
     pool.close()
 
 
+def test_a_dropped_adapter_leaves_its_slot_though_no_step_follows() -> None:
+    """What clears the slot comes with the next step: a server without work would keep it."""
+    reader = Reader()
+    pool = LoRAMemoryPool(2, reader)
+    load(pool, ref(1, "/x"), ref(2, "/y"))
+    pool.write([(1, 1), (2, 2)])
+    pool.follow(LoRAOrders([], [1]))
+    assert pool.of([1, 2]) == [None, reader.made["y"]]
+    pool.write([(1, 0)])
+    assert pool.of([1, 2]) == [None, reader.made["y"]]
+    pool.close()
+
+
 def test_a_load_is_beside_the_steps() -> None:
     reader = Reader()
     pool = LoRAMemoryPool(1, reader)

@@ -68,7 +68,7 @@ EXPECTED = {
     "unload: unused": 500,
     "unload: waiting": 80,
     "unload: while loading": 4,
-    "waiting: a crowd": 2000,
+    "waiting: a crowd": 1000,
     "waiting: no room or budget": 10_000,
     "waiting: no row": 4000,
     "whole ones before a piece": 100,

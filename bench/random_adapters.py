@@ -25,7 +25,7 @@ def write_adapter(
     rank: int = 4,
     *,
     modules: tuple[str, ...] = (),
-    scale: float = 0.2,
+    scale: float = 0.05,
 ) -> None:
     """Its answers differ from the base model's within a few tokens. `modules`: only those."""
     chosen = {name: _SIZES[name] for name in modules or _SIZES}

@@ -117,7 +117,7 @@ def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> 
             judge.set_adapter(name)
             behind = margins(judge, prompt, ids)
         assert behind.max() < NEAR_TIE, (name, prompt[:3])
-    assert len({tuple(ids) for ids in said}) == len(said), "an adapter changes every answer"
+    assert len({tuple(ids) for ids in said}) > len(RANKS), "adapters change answers"
 
 
 def test_answers_out_of_a_crowd_equal_those_alone(packed: Server) -> None:

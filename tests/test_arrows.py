@@ -39,6 +39,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "bench.simulation": {"wire", "bench", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     # What decisions cost: it drives the scheduler core alone.
+    "bench.random_adapters": set(),
+    "bench.lora_churn": {"client", "bench.random_adapters"},
     "bench.queue": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     "bench.policy_workloads": {"bench.simulation"},
     "bench.policies": {
@@ -82,6 +84,7 @@ EXTERNAL: dict[str, set[str]] = {
     "zmq": {"wire", "launch", "client", "tokenizer_proc", "detokenizer_proc", "scheduler_proc"},
     "setproctitle": {"wire"},
     "torch": {
+        "bench.random_adapters",
         "scheduler_proc.runner",
         "scheduler_proc.models",
         "kernels",
@@ -90,7 +93,12 @@ EXTERNAL: dict[str, set[str]] = {
     },
     "triton": {"kernels"},
     "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
-    "safetensors": {"model_files", "scheduler_proc.runner", "scheduler_proc.models"},
+    "safetensors": {
+        "bench.random_adapters",
+        "model_files",
+        "scheduler_proc.runner",
+        "scheduler_proc.models",
+    },
     "gguf": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "bench"},
     "tqdm": {"scheduler_proc.runner", "scheduler_proc.models", "bench", "bench.quality"},
     "psutil": {"scheduler_proc", "scheduler_proc.runner", "bench"},

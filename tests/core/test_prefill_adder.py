@@ -105,3 +105,37 @@ def test_urgent_ones_may_send_back_the_long_one_itself() -> None:
     assert bench.starts == [long, urgent, long]
     bench.assert_right()
     bench.assert_clean()
+
+
+def test_what_is_passed_over_reserves_nothing() -> None:
+    """The small one fits beside what runs, not beside the second long one as well."""
+    bench = Bench(pool_tokens=512, chunk=32, prefix_group_tokens=0)
+    bench.submit(prompt(200), 1)
+    bench.step()
+    bench.submit(prompt(200, 2), 8)
+    bench.submit(prompt(20, 3), 90)
+    assert planned(bench) == [20, 12]
+
+
+def test_nobody_starts_past_a_head_that_finds_no_tokens() -> None:
+    """Two tokens are left, less than a page of the head's; the one behind it needs no more."""
+    bench = Bench(pool_tokens=1024, chunk=32, prefix_group_tokens=0)
+    bench.submit(prompt(50, 3), 1)
+    bench.run()
+    first = bench.submit(prompt(30), 1)
+    head = bench.submit(prompt(40, 2), 1)
+    cached = bench.submit(prompt(50, 3), 1)
+    assert planned(bench) == [30]
+    bench.run()
+    assert bench.starts[1:] == [first, head, cached]
+
+
+def test_one_token_is_enough_to_preempt_for() -> None:
+    bench = Bench(pool_tokens=256, max_running=1, preemption_threshold=1)
+    bench.submit(prompt(9, 3), 1)
+    bench.run()
+    bench.submit(prompt(8), 40, ignore_eos=True)
+    bench.step()
+    urgent = bench.submit(prompt(9, 3), 5, priority=1, ignore_eos=True)
+    assert planned(bench) == [1]
+    assert bench.running() == {urgent}

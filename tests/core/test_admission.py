@@ -88,6 +88,14 @@ def test_less_risk_is_fewer_requests() -> None:
     assert counts[0] > counts[-1]
 
 
+def test_a_retraction_teaches_the_ratio() -> None:
+    admission = Admission(SchedulingConfig(schedule_conservativeness=0.1))
+    survivor = waiting(1, 4, 99)
+    survivor.ids.extend([0] * 30)
+    admission.after_decodes([survivor], retracted=True)
+    assert admission.ratio.value == (30 + 20) / 100
+
+
 def test_shared_pages_count_once() -> None:
     """Running requests that share most of their prompts leave room accordingly."""
     admission = forecast([16] * 200, 0.05)

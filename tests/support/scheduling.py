@@ -177,7 +177,7 @@ class Bench:
         params = request.sampling
         own = frozenset(params.stop_token_ids)
         stops = own if params.ignore_eos else own | {EOS}
-        room = min(CONTEXT, self.scheduler._limits.pool_tokens) - len(prompt)
+        room = max(0, min(CONTEXT, self.scheduler._limits.pool_tokens) - len(prompt))
         longest = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         return hash_answer(prompt, longest, stops, Script(lora_id=request.lora_id))
 

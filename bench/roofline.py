@@ -178,6 +178,7 @@ def main(argv: list[str]) -> int:
         context_length=None,
         threads=options.threads,
     )
+    model.pin(list(range(options.threads)))
     rows = [report(model, machine, case, kv_dtype, options.steps) for case in [*CASES, PREFILL]]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2))

@@ -23,6 +23,7 @@ from .quantised_linear import PackedWeight
 Ints = NDArray[np.int32]
 _PIECE = 256  # keys
 _BLOCK = 16  # tokens that the kernels lay out together
+_MOST_CPUS = 1024  # that a set of the C library holds
 _LANES = 16  # head_dim is padded to a multiple of it in the cache
 
 
@@ -121,6 +122,7 @@ class Decoder:
         check_page_size(page_size, caches[0][0].dtype)
         self._library = native.load()
         self._shape = shape
+        self._threads = threads
         self._keep_alive = (shape, weights, caches)
         layers = (native.Layer * len(weights.layers))(
             *(_layer(layer, k, v) for layer, k, v in zip(weights.layers, *caches, strict=True))
@@ -147,6 +149,12 @@ class Decoder:
             weights.final_norm.data_ptr(),
             self._library.tl_best_isa() if isa is None else isa,
         )
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Keep each thread to its own core from the next step on; the calling one is the first."""
+        if len(cpus) != self._threads or min(cpus) < 0 or max(cpus) >= _MOST_CPUS:
+            raise ValueError(f"{len(cpus)} cores for {self._threads} threads: {list(cpus)}")
+        self._library.tl_engine_pin(self._engine, (ctypes.c_int32 * len(cpus))(*cpus))
 
     @property
     def instructions(self) -> str:

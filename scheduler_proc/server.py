@@ -15,6 +15,7 @@ from ..wire.channel import Mailbox, Outbox
 from ..wire.child import ChildLife
 from ..wire.config import SchedulerConfig, SchedulingConfig
 from ..wire.messages import SchedulerInfo, SchedulerReady
+from ..wire.slices import ask_for_usual_slices
 from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
@@ -32,6 +33,7 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
+    ask_for_usual_slices()  # the threads that carry messages are there by now
     runner = make_model_runner(config.model, config.scheduling, config.execution, config.lora)
     eos = read_eos_token_ids(config.model.model)
     info = _info(config, runner, eos)

@@ -26,6 +26,7 @@ from . import log as log_format
 from .channel import Outbox
 from .config import DetokenizerConfig, FrontConfig, SchedulerConfig
 from .messages import ChildFailed, ChildReady
+from .slices import ask_for_short_slices
 
 C = TypeVar("C", bound=FrontConfig | SchedulerConfig | DetokenizerConfig)
 
@@ -75,6 +76,7 @@ def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], in
     `main` becomes the last words in the launcher's mailbox and exit status 1.
     """
     _set_signals(name)
+    ask_for_short_slices()
     setproctitle.setproctitle(f"tokenloom::{name}")
     faulthandler.enable()
     config = _read_config(name, config_type)

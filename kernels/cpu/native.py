@@ -160,6 +160,7 @@ def _declare(library: ctypes.CDLL) -> None:
         c_int32,
     ]
     library.tl_engine_new.restype = c_void_p
+    library.tl_engine_pin.argtypes = [c_void_p, c_void_p]
     library.tl_engine_free.argtypes = [c_void_p]
     library.tl_engine_profile.argtypes = [c_void_p, c_void_p]
     library.tl_engine_forward.argtypes = [c_void_p, POINTER(Step)]

@@ -36,6 +36,7 @@ class PackedLlama:
         self.spec = spec
         self.weights = weights
         self._threads = threads
+        self._cpus: Sequence[int] = ()
         self._decoder: Decoder | None = None  # made when the caches are known, at the first step
         self.shape = DecoderShape(
             hidden=spec.hidden_size,
@@ -47,6 +48,10 @@ class PackedLlama:
             eps=spec.rms_norm_eps,
             cos_sin=cos_sin,
         )
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Before the first step: a core for each thread. The one that calls `forward` is pinned."""
+        self._cpus = cpus
 
     def reset(self) -> None:
         """Forget the caches of earlier steps: the next step brings others."""
@@ -71,6 +76,8 @@ class PackedLlama:
                 page_size=batch.page_size,
                 threads=self._threads,
             )
+            if self._cpus:
+                self._decoder.pin(self._cpus)
         step = DecoderStep(
             prefix_lens=np.array(batch.prefix_lens, dtype=np.int32),
             extend_lens=np.array(batch.extend_lens, dtype=np.int32),

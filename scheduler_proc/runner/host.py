@@ -22,6 +22,17 @@ def physical_cores() -> int:
     return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
+def cores_to_pin(threads: int) -> list[int]:
+    """A logical CPU for each thread, or none where it is better not to pin.
+
+    Fewer threads than cores may have neighbours who would choose the same ones.
+    """
+    if not hasattr(os, "sched_getaffinity") or threads != physical_cores():
+        return []
+    first = {_siblings(cpu): cpu for cpu in sorted(os.sched_getaffinity(0), reverse=True)}
+    return sorted(first.values())
+
+
 def _siblings(cpu: int) -> str:
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return topology.read_text().strip() if topology.exists() else str(cpu)

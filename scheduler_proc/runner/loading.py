@@ -21,7 +21,7 @@ from ..models.config import ModelSpec
 from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model
 from ..models.packed import PackedLlama
-from .host import physical_cores
+from .host import cores_to_pin, physical_cores
 from .kv_pool import KVShape
 from .lora_loader import load_adapter
 from .model_runner import LoadedModel, ModelRunner
@@ -151,4 +151,5 @@ def _load_packed(source: _Source) -> tuple[PackedLlama, ModelSpec]:
         context_length=source.config.context_length,
         threads=source.threads,
     )
+    model.pin(cores_to_pin(source.threads))
     return model, model.spec

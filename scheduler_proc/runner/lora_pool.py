@@ -6,6 +6,7 @@ writing one copies nothing. When to load, write and drop is decided in core.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,20 @@ log = logging.getLogger(__name__)
 AdapterReader = Callable[[Path], ResidentAdapter]  # of a directory; raises AdapterError
 
 
+def _allowed_cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _run_on(cpus: set[int]) -> Callable[[], None]:
+    """A thread inherits the core of the one that starts it, which computes."""
+
+    def unpin() -> None:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+
+    return unpin
+
+
 class LoRAMemoryPool:
     """`read` runs in the thread."""
 
@@ -27,7 +42,9 @@ class LoRAMemoryPool:
         self._read = read
         self._adapters: dict[int, ResidentAdapter] = {}
         self._slots: list[ResidentAdapter | None] = [None] * (num_slots + 1)  # slot 0: the base
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="lora-loader")
+        self._reader = ThreadPoolExecutor(
+            1, thread_name_prefix="lora-loader", initializer=_run_on(_allowed_cpus())
+        )
         self._reading: list[tuple[int, Future[ResidentAdapter]]] = []
 
     @property

@@ -4,7 +4,9 @@ The law of the packed modes: an answer does not depend on batch-mates, chunks, c
 size or threads; compared bit by bit.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -186,6 +188,28 @@ def test_threads_and_page_size_change_no_bit(
         results.append(pool.run({"b": [5], "a": [5]}))
     for other in results[1:]:
         assert torch.equal(other, results[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
+def test_pinned_threads_keep_to_their_cores_and_change_no_bit(
+    checkpoint: Checkpoint, load_packed: Callable[..., PackedLlama]
+) -> None:
+    checkpoint(transformers.LlamaConfig, **LONG)
+    expected = PackedPool(load_packed("int8", 2)).run({"a": tokens(60)})
+    model, cpu = load_packed("int8", 2), min(os.sched_getaffinity(0))
+    model.pin([cpu, cpu])
+
+    def run() -> tuple[torch.Tensor, set[int]]:
+        return PackedPool(model).run({"a": tokens(60)}), os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as thread:  # not this one: it is to stay free
+        got, allowed = thread.submit(run).result()
+    assert torch.equal(got, expected)
+    assert allowed == {cpu}
+    model.reset()
+    model.pin([0])
+    with pytest.raises(ValueError, match="1 cores for 2 threads"):
+        PackedPool(model).run({"a": [1]})
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)

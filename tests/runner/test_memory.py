@@ -124,5 +124,14 @@ def test_an_unlimited_cgroup_changes_nothing(tmp_path: Path) -> None:
     assert host.available_memory(tmp_path) > 1 << 20
 
 
+def test_threads_are_pinned_only_where_each_core_gets_one() -> None:
+    cores = host.physical_cores()
+    pinned = host.cores_to_pin(cores)
+    if hasattr(os, "sched_getaffinity"):
+        assert len(set(pinned)) == cores
+        assert set(pinned) <= os.sched_getaffinity(0)
+    assert host.cores_to_pin(cores + 1) == host.cores_to_pin(cores - 1) == []
+
+
 def test_physical_cores_are_those_this_process_may_use() -> None:
     assert 1 <= host.physical_cores() <= (os.cpu_count() or 1)

@@ -117,6 +117,11 @@ TL_EXPORT Engine* tl_engine_new(const Shape* shape, const Layer* layers, const W
   return engine;
 }
 
+// Each thread keeps to its own of `cpus`, [threads of the engine].
+TL_EXPORT void tl_engine_pin(Engine* engine, const int32_t* cpus) {
+  engine->cpus.assign(cpus, cpus + engine->shape.threads);
+}
+
 TL_EXPORT void tl_engine_free(Engine* engine) { delete engine; }
 TL_EXPORT const char* tl_engine_linear(const Engine* engine) { return engine->linear->name; }
 TL_EXPORT const char* tl_engine_attention(const Engine* engine) { return engine->attention->name; }

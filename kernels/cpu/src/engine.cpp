@@ -24,6 +24,22 @@ inline void relax() {
 #endif
 }
 
+// A thread that is woken on the core of another, as the system likes it, meets it 300 times a step
+// with a change of context each: a step takes six times as long until one of them is moved.
+void pin(int32_t cpu) {
+#if defined(__linux__)
+  thread_local int32_t pinned = -1;
+  if (pinned == cpu) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof set, &set);  // refused: the thread stays where it may be
+  pinned = cpu;
+#else
+  (void)cpu;
+#endif
+}
+
 template <class T>
 void grow(std::vector<T>& buffer, size_t size) {
   if (buffer.size() < size) buffer.resize(size);
@@ -137,6 +153,7 @@ void Engine::forward(const Step& step) {
     const int threads = omp_get_num_threads();
     if (omp_get_thread_num() == 0) barrier.reset(threads);
 #pragma omp barrier
+    if (!cpus.empty()) pin(cpus[omp_get_thread_num()]);
     Worker w{*this, step, omp_get_thread_num(), threads};
     w.done(kEmbed);
     w.embed();

@@ -110,6 +110,7 @@ struct Engine {
   double seconds[kPhases] = {};
   std::atomic<int> next_task{0};
   std::vector<double> lost;  // [threads]: seconds spent waiting in this step
+  std::vector<int32_t> cpus;  // [threads], one for each; empty: the system places threads
 
   // Scratch, grown as steps need it: [tokens, ...] each.
   std::vector<float> x, qkv, hidden, attended, sample_x;

@@ -5,6 +5,7 @@ unknown name or type is an error.
 """
 
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from ...model_files.errors import ModelError
 from ...model_files.gguf_file import metadata, open_gguf
 from .config import ModelSpec
 from .llama import LlamaForCausalLM
-from .weights import Progress, check_names, fill
+from .weights import Progress, check_names, check_shape, fill
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -52,8 +53,13 @@ _EXACT: dict[GGMLQuantizationType, RowFormat] = {
 Number = TypeVar("Number", np.float32, np.uint8)
 
 
-def fill_from_gguf(model: LlamaForCausalLM, path: str, progress: Progress) -> None:
-    """Raises ModelError for missing, unknown or misshapen tensors and types not understood."""
+def fill_from_gguf(
+    model: LlamaForCausalLM, path: str, exact: Mapping[str, Rows], progress: Progress
+) -> None:
+    """All tensors but those that are wanted in their own blocks, `exact`.
+
+    Raises ModelError for missing, unknown or misshapen tensors and types not understood.
+    """
     reader = open_gguf(path)
     # Frequency factors of the rotary embedding come in through the config.
     named = {
@@ -66,6 +72,9 @@ def fill_from_gguf(model: LlamaForCausalLM, path: str, progress: Progress) -> No
 
     def load(item: tuple[str, ReaderTensor]) -> int:
         name, tensor = item
+        if name in exact:
+            check_shape(model, name, (exact[name].n, exact[name].k))
+            return 0
         values = _values(tensor)
         heads = _interleaved_heads(name, model.spec) if permuted else 0
         fill(model, name, torch.from_numpy(_unpermute(values, heads) if heads else values))

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,18 +11,19 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from ...kernels.quantised_linear import Kind, release_memory
+from ...kernels.quantised_linear import Kind, Rows, release_memory
 from ...model_files.config import read_config
 from ...model_files.errors import ModelError
 from .config import ModelSpec, parse_spec
 from .gguf_weights import exact_rows, fill_from_gguf
 from .llama import LlamaForCausalLM
-from .packed import PackedLlama, pack_model
+from .packed import PackedLlama, pack_model, whole_groups
 from .registry import MODELS
 from .weights import Progress, fill_from_safetensors
 
 log = logging.getLogger(__name__)
 LoadFormat = Literal["auto", "dummy"]
+NOTHING: Mapping[str, Rows] = {}
 _DUMMY_SEED = 0
 _DUMMY_STD = 0.02
 
@@ -39,7 +41,7 @@ def load_model(
     `dummy` reads the config alone and makes seeded random weights. `context_length` in tokens
     lowers the model's own limit. Raises ModelError with the reason and what to do.
     """
-    model = _filled(path, dtype, device, load_format, context_length)
+    model = _filled(path, _read_spec(path, context_length), dtype, device, load_format)
     model.finish()
     return model
 
@@ -57,11 +59,14 @@ def load_packed_model(
     Tensors of a GGUF file whose type the packed formats hold exactly are not quantised again,
     where they suit `kind`. Raises ModelError, and NativeMissing where there is no library.
     """
-    model = _filled(path, torch.float32, "cpu", load_format, context_length)
-    started = time.perf_counter()
-    exact = exact_rows(path, model.spec) if path.endswith(".gguf") else {}
+    spec = _read_spec(path, context_length)
+    exact: dict[str, Rows] = {}
+    if path.endswith(".gguf") and load_format == "auto":
+        exact = whole_groups(exact_rows(path, spec))
     if kind == "int8":
         exact = {name: rows for name, rows in exact.items() if rows.format == "Q8_0"}
+    model = _filled(path, spec, torch.float32, "cpu", load_format, exact)
+    started = time.perf_counter()
     packed = pack_model(model, kind, exact, threads)
     del model, exact
     release_memory()
@@ -69,20 +74,25 @@ def load_packed_model(
     return packed
 
 
+def _read_spec(path: str, context_length: int | None) -> ModelSpec:
+    return limit_context(parse_spec(read_config(path)), context_length)
+
+
 def _filled(
     path: str,
+    spec: ModelSpec,
     dtype: torch.dtype,
     device: str,
     load_format: LoadFormat,
-    context_length: int | None,
+    exact: Mapping[str, Rows] = NOTHING,
 ) -> LlamaForCausalLM:
-    spec = limit_context(parse_spec(read_config(path)), context_length)
+    """What is in `exact` stays empty: memory that is never touched costs nothing."""
     started = time.perf_counter()
     log.info("loading %s (%s, %s)", path, spec.architecture, dtype)
     model = MODELS[spec.architecture](spec, dtype, device)
-    total = sum(slot.nbytes for slot in model.weight_slots.values())
+    total = sum(slot.nbytes for name, slot in model.weight_slots.items() if name not in exact)
     with _bar(total) as bar:
-        _fill(model, path, load_format, bar.update)
+        _fill(model, path, load_format, exact, bar.update)
     log.info("loaded %.0f MB in %.1f s", total / 1e6, time.perf_counter() - started)
     return model
 
@@ -97,11 +107,17 @@ def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:
     return replace(spec, context_length=context_length)
 
 
-def _fill(model: LlamaForCausalLM, path: str, load_format: LoadFormat, progress: Progress) -> None:
+def _fill(
+    model: LlamaForCausalLM,
+    path: str,
+    load_format: LoadFormat,
+    exact: Mapping[str, Rows],
+    progress: Progress,
+) -> None:
     if load_format == "dummy":
         fill_dummy(model)
     elif path.endswith(".gguf"):
-        fill_from_gguf(model, path, progress)
+        fill_from_gguf(model, path, exact, progress)
     else:
         fill_from_safetensors(model, Path(path), progress)
 

@@ -26,6 +26,11 @@ from .forward_batch import ForwardBatch
 from .llama import LlamaForCausalLM, Slots
 from .lora import LoRAAdapter
 
+_GROUP_OF = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up"),
+}
+_PARTS = {"qkv": 3, "gate_up": 2}
 ExactRows = Mapping[str, Rows]  # checkpoint name -> the file's own quantised rows
 
 
@@ -90,6 +95,21 @@ class PackedLlama:
         return self._decoder.forward(step)
 
 
+def whole_groups(exact: ExactRows) -> dict[str, Rows]:
+    """Those whose map can be packed from the file's blocks: all its parts have one format."""
+    groups: dict[str, list[str]] = {}
+    for name in exact:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        groups.setdefault(f"{layer}.{_GROUP_OF.get(part, part)}", []).append(name)
+    return {
+        name: exact[name]
+        for group, names in groups.items()
+        for name in names
+        if len(names) == _PARTS.get(group.rpartition(".")[2], 1)
+        and len({exact[one].format for one in names}) == 1
+    }
+
+
 def pack_model(model: LlamaForCausalLM, kind: Kind, exact: ExactRows, threads: int) -> PackedLlama:
     """Packs a filled model layer by layer, giving up its plain weights on the way."""
     packer = _Packer(model.spec, model.weight_slots, kind, exact, threads, Arena())
@@ -148,9 +168,8 @@ class _Packer:
         return self.slots.pop(f"{name}.weight").float().contiguous()
 
     def _rows(self, names: list[str]) -> list[Rows]:
-        """The file's own blocks if all parts have them in one format, else the plain weights."""
+        """The file's own blocks where they are to be kept, else the plain weights."""
         plain = [self.slots.pop(name) for name in names]
-        exact = [self.exact[name] for name in names if name in self.exact]
-        if len(exact) == len(names) and len({rows.format for rows in exact}) == 1:
-            return exact
+        if names[0] in self.exact:
+            return [self.exact[name] for name in names]
         return [Rows(weight, weight.shape[1]) for weight in plain]

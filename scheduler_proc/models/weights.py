@@ -4,7 +4,7 @@ Called by the loader. Every tensor of the files is used or named in an error, an
 parameter that no file fills. Files are mapped; pickles are never read.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import orjson
@@ -50,14 +50,16 @@ def check_names(found: Collection[str], wanted: Collection[str]) -> None:
 
 
 def fill(model: LlamaForCausalLM, name: str, tensor: torch.Tensor) -> None:
-    slot = model.weight_slots[name]
-    if tensor.shape != slot.shape:
-        raise ModelError(
-            f"{name} has shape {list(tensor.shape)}, the config asks for {list(slot.shape)}"
-        )
+    check_shape(model, name, tensor.shape)
     if not tensor.dtype.is_floating_point:
         raise ModelError(f"{name} is of type {tensor.dtype}, which is not supported")
-    slot.copy_(tensor)
+    model.weight_slots[name].copy_(tensor)
+
+
+def check_shape(model: LlamaForCausalLM, name: str, shape: Sequence[int]) -> None:
+    wanted = list(model.weight_slots[name].shape)
+    if list(shape) != wanted:
+        raise ModelError(f"{name} has shape {list(shape)}, the config asks for {wanted}")
 
 
 def check_tied_head(model: LlamaForCausalLM, head: torch.Tensor) -> None:

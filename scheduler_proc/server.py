@@ -80,4 +80,6 @@ def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) ->
         chunked_prefill_size=config.scheduling.chunked_prefill_size,
         dtype=runner.dtype_name,
         eos_token_ids=eos,
+        kv_events=config.scheduling.kv_events,
+        kv_events_replay=config.scheduling.kv_events_replay,
     )

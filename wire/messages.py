@@ -58,6 +58,8 @@ class SchedulerInfo(_Value, frozen=True):
     chunked_prefill_size: int  # 0: off
     dtype: str
     eos_token_ids: tuple[int, ...]
+    kv_events: str | None = None  # where changes of the prefix cache are published
+    kv_events_replay: str | None = None
 
 
 class LoRARef(_Value, frozen=True):

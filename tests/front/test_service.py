@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
+import msgspec
 import pytest
-from front.echo_door import MODEL, Door, Exchange, submitted, turn
+from front.echo_door import INFO, MODEL, Door, Exchange, submitted, turn
 
 from tokenloom.tokenizer_proc.doors import service
 from tokenloom.tokenizer_proc.front import Front
@@ -133,6 +134,25 @@ def test_server_info(door: Door) -> None:
     assert (info["scheduler"]["step"], info["scheduler"]["free_rows"]) == (7, 6)
     assert (info["scheduler"]["tree_nodes"], info["scheduler"]["tree_pages"]) == (13, 14)
     assert door.call("GET", "/server_info").json()["served_model_name"] == MODEL
+
+
+@pytest.mark.parametrize(
+    ("events", "replay", "said"),
+    [
+        ("tcp://*:5557", None, ("*", 5557, 16, None)),
+        ("tcp://*:5557", "tcp://*:5558", ("*", 5557, 16, 5558)),
+        ("tcp://[::1]:7", None, ("[::1]", 7, 16, None)),
+        ("ipc:///tmp/events", None, None),
+        ("tcp://127.0.0.1:*", None, None),
+        (None, None, None),
+    ],
+)
+def test_server_info_says_where_cache_events_are(
+    events: str | None, replay: str | None, said: tuple[str, int, int, int | None] | None
+) -> None:
+    info = msgspec.structs.replace(INFO, kv_events=events, kv_events_replay=replay)
+    found = service._kv_events(info)
+    assert found == (None if said is None else service.KVEvents(*said))
 
 
 def test_server_info_without_an_answering_scheduler(

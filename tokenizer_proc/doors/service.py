@@ -75,6 +75,19 @@ class ServerInfo(msgspec.Struct, frozen=True):
     internal_states: list[InternalState]
     front: "FrontNumbers"
     scheduler: SchedulerNumbers | None  # null when the scheduler did not answer in time
+    kv_events: "KVEvents | None"  # null: off, or not over TCP
+    dp_size: int = 1
+
+
+class KVEvents(msgspec.Struct, frozen=True):
+    """Where subscribers find the events of the prefix cache, in the words of SGLang."""
+
+    endpoint_host: str
+    endpoint_port_base: int
+    block_size: int
+    replay_endpoint_port_base: int | None
+    publisher: str = "zmq"
+    topic: str = ""
     dp_size: int = 1
 
 
@@ -151,8 +164,22 @@ async def server_info(front: Front, exchange: Exchange) -> None:
             internal_states=_internal_states(info),
             front=FrontNumbers(front.in_flight, front.late_rows),
             scheduler=await _scheduler_numbers(front),
+            kv_events=None if info is None else _kv_events(info),
         ),
     )
+
+
+def _kv_events(info: SchedulerInfo) -> KVEvents | None:
+    events, replay = _tcp(info.kv_events), _tcp(info.kv_events_replay)
+    return events and KVEvents(*events, info.page_size, replay and replay[1])
+
+
+def _tcp(endpoint: str | None) -> tuple[str, int] | None:
+    """Host and port."""
+    if endpoint is None or not endpoint.startswith("tcp://"):
+        return None
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return (host, int(port)) if port.isdigit() else None
 
 
 def _internal_states(info: SchedulerInfo | None) -> list[InternalState]:

@@ -64,7 +64,8 @@ def test_children_get_no_secrets_of_the_launcher(monkeypatch: pytest.MonkeyPatch
 def test_kill_takes_what_the_child_started_along(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    grandchild = f"out = open({str(fifo)!r}, 'w'); print('here', file=out, flush=True); input()"
+    says = f"out = open({str(fifo)!r}, 'w'); print('here', file=out, flush=True)"
+    grandchild = f"import sys; {says}; sys.stdin.read()"  # to its end, and not just the config
     child = start(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])")
     with fifo.open() as opened:
         assert opened.readline() == "here\n"

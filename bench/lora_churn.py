@@ -46,7 +46,8 @@ class Name:
     number: int
     version: int = 0
     reloading: bool = False
-    starting: list[set[Version]] = field(default_factory=list)  # of requests without a token
+    # of requests without a token, by identity: equal sets may be of different requests
+    starting: dict[int, set[Version]] = field(default_factory=dict)
 
 
 class Churn:
@@ -80,7 +81,7 @@ class Churn:
         finally:
             self._loads -= 1
         name.version = version
-        for versions in name.starting:
+        for versions in name.starting.values():
             versions.add((name.number, version))
 
     async def work(self, until: float) -> None:
@@ -109,7 +110,7 @@ class Churn:
     async def _ask(self, name: Name) -> None:
         leaves = self._random.random() < LEAVES
         versions = {(name.number, name.version)}
-        name.starting.append(versions)
+        name.starting[id(versions)] = versions
         answer = self._client.generate(
             input_ids=PROMPT,
             lora_path=f"churn-{name.number}",
@@ -119,14 +120,12 @@ class Churn:
         )
         try:
             while await answer.read() is not None:
-                if versions in name.starting:
-                    name.starting.remove(versions)
+                name.starting.pop(id(versions), None)
                 if leaves and len(answer.token_ids) >= ANSWER // 2:
                     break
         finally:
             answer.abort()
-            if versions in name.starting:
-                name.starting.remove(versions)
+            name.starting.pop(id(versions), None)
         self.done["aborts" if leaves else "answers"] += 1
         self.heard.append(Heard(answer.token_ids, versions))
 

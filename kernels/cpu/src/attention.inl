@@ -10,12 +10,6 @@ inline const uint8_t* block(const uint8_t* base, const KeyBlocks& blocks, int b)
   return base + blocks.ids[b] * blocks.stride;
 }
 
-inline int most_keys(const QueryRow* rows, int count) {
-  int keys = 0;
-  for (int r = 0; r < count; ++r) keys = rows[r].keys > keys ? rows[r].keys : keys;
-  return keys;
-}
-
 // The largest of the scores that the row sees; those beyond become -infinity.
 inline float hide_the_rest(const QueryRow& row, int num_keys, float* s) {
   float top = -INFINITY;
@@ -155,22 +149,14 @@ void some_int8_rows(const QueryRow* rows, const KeyBlocks& blocks, int dim) {
 
 void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
            int dim) {
-  for (int r = 0; r < num_rows; r += kRows) {
-    switch (num_rows - r < kRows ? num_rows - r : kRows) {
-      case 1: some_rows<1>(rows + r, blocks, dim); break;
-      case 2: some_rows<2>(rows + r, blocks, dim); break;
-      case 3: some_rows<3>(rows + r, blocks, dim); break;
-    }
-  }
+  for (int r = 0; r < num_rows; r += kRows)
+    with_rows<kRows>(num_rows - r, [&](auto count) { some_rows<count()>(rows + r, blocks, dim); });
 }
 
 void int8_piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
                 int dim) {
-  for (int r = 0; r < num_rows; r += kRows) {
-    switch (num_rows - r < kRows ? num_rows - r : kRows) {
-      case 1: some_int8_rows<1>(rows + r, blocks, dim); break;
-      case 2: some_int8_rows<2>(rows + r, blocks, dim); break;
-      case 3: some_int8_rows<3>(rows + r, blocks, dim); break;
-    }
-  }
+  for (int r = 0; r < num_rows; r += kRows)
+    with_rows<kRows>(num_rows - r, [&](auto count) {
+      some_int8_rows<count()>(rows + r, blocks, dim);
+    });
 }

@@ -92,9 +92,7 @@ void some_rows(const QueryRow* rows, const KeyBlocks& blocks, const KeyBlocks* n
                bool cold) {
   alignas(64) float s[R][kPiece];
   alignas(64) uint16_t p[R][kPiece];
-  int keys = 0;
-  for (int r = 0; r < R; ++r) keys = rows[r].keys > keys ? rows[r].keys : keys;
-  const int num_blocks = (keys + kPage - 1) / kPage;
+  const int keys = most_keys(rows, R), num_blocks = (keys + kPage - 1) / kPage;
   scores<R>(rows, blocks, num_blocks, dim, cold, s);
   for (int r = 0; r < R; ++r) softmax(s[r], p[r], rows[r], num_blocks, dim);
   int d = 0;
@@ -105,16 +103,10 @@ void some_rows(const QueryRow* rows, const KeyBlocks& blocks, const KeyBlocks* n
 
 void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks* next,
            int dim) {
-  for (int r = 0; r < num_rows; r += kRows, next = nullptr) {
-    switch (num_rows - r < kRows ? num_rows - r : kRows) {
-      case 1: some_rows<1>(rows + r, blocks, next, dim, r == 0); break;
-      case 2: some_rows<2>(rows + r, blocks, next, dim, r == 0); break;
-      case 3: some_rows<3>(rows + r, blocks, next, dim, r == 0); break;
-      case 4: some_rows<4>(rows + r, blocks, next, dim, r == 0); break;
-      case 5: some_rows<5>(rows + r, blocks, next, dim, r == 0); break;
-      case 6: some_rows<6>(rows + r, blocks, next, dim, r == 0); break;
-    }
-  }
+  for (int r = 0; r < num_rows; r += kRows, next = nullptr)
+    with_rows<kRows>(num_rows - r, [&](auto count) {
+      some_rows<count()>(rows + r, blocks, next, dim, r == 0);
+    });
 }
 
 }  // namespace

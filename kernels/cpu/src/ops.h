@@ -1,5 +1,7 @@
 // The tables of functions that an instruction set provides.
 #pragma once
+#include <type_traits>
+
 #include "common.h"
 
 namespace tokenloom {
@@ -44,6 +46,24 @@ struct AttentionOps {
   // out = out merged with part, both as QueryRow::out.
   void (*merge)(float* out, const float* part, int dim);
 };
+
+namespace {  // internal: its code must not be shared between files for different machines
+
+// Keys that some of the rows see.
+inline int most_keys(const QueryRow* rows, int count) {
+  int keys = 0;
+  for (int r = 0; r < count; ++r) keys = rows[r].keys > keys ? rows[r].keys : keys;
+  return keys;
+}
+
+// Calls f with the number of rows, 1 to MOST, as a constant.
+template <int MOST, class F>
+inline void with_rows(int rows, const F& f) {
+  if (rows >= MOST) return f(std::integral_constant<int, MOST>{});
+  if constexpr (MOST > 1) with_rows<MOST - 1>(rows, f);
+}
+
+}  // namespace
 
 // How to choose a token from a row of logits; see kernels/sampling.py.
 struct Choice {

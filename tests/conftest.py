@@ -1,11 +1,15 @@
-"""`--native-library FILE`: run the tests against another build of the native CPU library.
+"""How the kernels are run in tests: Triton's interpreted, the native CPU library's from any build.
 
-For builds with sanitizers (`make sanitize`). The file stands in for the installed extension in the
-import system, where kernels/cpu/native.py looks it up: no shipped code knows of the exchange.
+Triton reads its environment when a kernel is defined, so it is set before anything is imported.
+
+`--native-library FILE`: run the tests against another build of the native CPU library. For builds
+with sanitizers (`make sanitize`). The file stands in for the installed extension in the import
+system, where kernels/cpu/native.py looks it up: no shipped code knows of the exchange.
 """
 
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -13,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"
 
 EXTENSION = "tokenloom.kernels.cpu._native"
 

@@ -1,6 +1,7 @@
 # make run       install and serve the embedded model; flags go in ARGS="--port 8000"
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
+# make modes     the whole-server tests in each mode of the model; CI runs them in float32
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
 # make adapters  train the example adapters anew, some ten minutes of one core
@@ -24,7 +25,7 @@ NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampli
 STEPS ?= 1000000
 SEED ?= 0
 
-.PHONY: run test lint format sim mutants adapters sanitize cross clean
+.PHONY: run test modes lint format sim mutants adapters sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
@@ -40,6 +41,11 @@ lint: .venv/installed-for-tests .typing/tokenloom
 format: .venv/installed-for-tests
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+modes: .venv/installed-for-tests
+	for mode in int4 int8 bfloat16 float32; do \
+		SERVER_DTYPE=$$mode $(BIN)/python -m pytest tests/e2e $(ARGS) || exit 1; \
+	done
 
 sim: .venv/installed-for-tests
 	PYTHONPATH=tests $(BIN)/python -m sim.run --steps $(STEPS) --seed $(SEED) --processes 2

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from e2e.mode import DTYPE
 from e2e.oracle import Oracle
 from support.server import Server, running_server, server_home
 
@@ -18,7 +19,7 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="session")
 def _shared_server() -> Iterator[Server]:
-    with running_server("--dtype", "float32", "--kv-tokens", "16384") as server:
+    with running_server("--dtype", DTYPE, "--kv-tokens", "16384") as server:
         yield server
 
 

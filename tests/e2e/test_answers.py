@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from e2e.mode import DTYPE
 from support.server import PATIENCE_S, Server
 
 from tokenloom.client import Client
@@ -155,6 +156,6 @@ def test_models_and_server_info(server: Server) -> None:
     models = server.http.get(f"{server.url}/v1/models").json()["data"]
     assert [(model["id"], model["max_model_len"]) for model in models] == [(MODEL, 8192)]
     info = server.info()
-    assert (info["dtype"], info["max_total_num_tokens"]) == ("float32", 16384)
+    assert (info["dtype"], info["max_total_num_tokens"]) == (DTYPE, 16384)
     assert server.http.get(f"{server.url}/health").status_code == 200
     assert server.http.get(f"{server.url}/health_generate").status_code == 200

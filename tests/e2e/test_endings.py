@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from e2e.mode import DTYPE
 from support.server import (
     CHILDREN,
     GONE_S,
@@ -21,7 +22,7 @@ from tokenloom.client import Client, ServerGone
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ("--dtype", "float32", "--kv-tokens", "8192")
+FLAGS = ("--dtype", DTYPE, "--kv-tokens", "8192")
 LONG = {"max_new_tokens": 2000, "ignore_eos": True}
 PROMPT = "Once upon a time"
 

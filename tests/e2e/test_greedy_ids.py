@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from e2e.oracle import END, NEAR_TIE, Oracle
+from e2e.mode import DTYPE, NEAR_TIE
+from e2e.oracle import END, Oracle
 from e2e.prompts import MAX_NEW, PROMPTS, Answer, ask
 from support.server import Server, running_server
 
@@ -25,7 +26,7 @@ CONFIGURATIONS = [(16, 32), (16, 0), (1, 32), (1, 0)]  # page size, chunk
 def fresh(request: pytest.FixtureRequest) -> Iterator[Server]:
     page_size, chunk = request.param
     flags = ["--page-size", str(page_size), "--chunked-prefill-size", str(chunk)]
-    with running_server("--dtype", "float32", "--kv-tokens", "8192", *flags) as server:
+    with running_server("--dtype", DTYPE, "--kv-tokens", "8192", *flags) as server:
         yield server
 
 

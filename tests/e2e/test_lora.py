@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from e2e.oracle import NEAR_TIE, Oracle
+from e2e.mode import DTYPE, NEAR_TIE
+from e2e.oracle import Oracle, margins
 from e2e.prompts import TIMEOUTS
 from peft import PeftModel
 from support.server import Server, running_server
@@ -83,13 +83,6 @@ def crowd(prompts: int) -> list[Ask]:
     return [(name, text) for text, name in itertools.product(texts, (None, *RANKS))]
 
 
-def margins(model: torch.nn.Module, prompt: list[int], ids: list[int]) -> torch.Tensor:
-    """How far each id is behind the winner at its place."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *ids[:-1]]])).logits[0, -len(ids) :]
-    return logits.max(-1).values - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
-
-
 def adapted(oracle: Oracle, root: Path) -> PeftModel:
     first, *others = RANKS
     with warnings.catch_warnings():
@@ -105,7 +98,7 @@ def adapted(oracle: Oracle, root: Path) -> PeftModel:
 def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> None:
     """Four kinds in one step, three ranks; the prefix is the same for all four."""
     asks = crowd(2)
-    with running_server("--dtype", "float32", "--kv-tokens", "4096", *flags(root)) as server:
+    with running_server("--dtype", DTYPE, "--kv-tokens", "4096", *flags(root)) as server:
         said = together(server, asks, 8)
         server.wait_until_idle()
     judge = adapted(oracle, root)

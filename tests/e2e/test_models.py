@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from e2e.oracle import Oracle
+from e2e.mode import DTYPE, NEAR_TIE
+from e2e.oracle import Oracle, margins
 from e2e.prompts import Prompt
 from support.server import Server, running_server, started_server
 
@@ -14,7 +15,7 @@ from tokenloom.model_files.resolve import resolve_model
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ("--dtype", "float32", "--kv-tokens", "2048")
+FLAGS = ("--dtype", DTYPE, "--kv-tokens", "2048")
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Path:
     return path
 
 
-def reference(path: Path, ids: list[int], length: int) -> list[int]:
+def behind(path: Path, prompt: list[int], answer: list[int]) -> float:
+    """By how much, in transformers, the worst id of an answer loses against the greedy one."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        whole = model.generate(
-            torch.tensor([ids]), max_new_tokens=length, do_sample=False, pad_token_id=0
-        )
-    return whole[0, len(ids) :].tolist()
+    return float(margins(model, prompt, answer).max())
 
 
 def test_hugging_face_directory(tiny: Path, oracle: Oracle) -> None:
@@ -57,13 +55,14 @@ def test_hugging_face_directory(tiny: Path, oracle: Oracle) -> None:
         assert server.info()["served_model_name"] == tiny.name
         assert server.info()["context_length"] == 512
         ids = oracle.encode(chat)
-        expected = reference(tiny, ids, 24)
-        assert server.generate(ids, max_new_tokens=24)["output_ids"] == expected
+        said = server.generate(ids, max_new_tokens=24)["output_ids"]
+        assert len(said) == 24 or said[-1] == 2
+        assert behind(tiny, ids, said) < NEAR_TIE
         answer = server.post(
             "/v1/chat/completions", messages=chat.messages, temperature=0, max_tokens=24
         )
         assert answer["usage"]["prompt_tokens"] == len(ids)
-        shown = oracle.tokenizer.decode(expected, skip_special_tokens=True)
+        shown = oracle.tokenizer.decode(said, skip_special_tokens=True)
         assert answer["choices"][0]["message"]["content"] == shown
 
 

@@ -1,22 +1,17 @@
 """The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM differ by ModelSpec alone.
 
-Built by the loader, called by the runner. `forward` sees only a ForwardBatch; it does not know
-requests, pages or sampling.
+Built by the loader, called by the runner. `forward` sees only the StepInputs of a batch; it
+does not know requests, pages or sampling.
 """
 
-from collections.abc import Sequence
-from typing import cast
-
 import torch
-import torch.nn.functional as F
 
 from ...kernels.kv_store import kv_store
-from ...kernels.paged_attention import paged_attention
 from ...kernels.silu_mul import silu_mul
 from .config import ModelSpec
-from .forward_batch import ForwardBatch
+from .forward_batch import StepInputs
 from .layers import Linear, RMSNorm, RotaryEmbedding
-from .lora import HEAD, Groups, LoRAAdapter, add_lora, add_lora_embedding, group_rows, select_rows
+from .lora import HEAD, LoRAAdapter, StepLoRA
 
 Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
 
@@ -67,11 +62,11 @@ class _Attention:
         self._head_dim = spec.head_dim
 
     def __call__(
-        self, x: torch.Tensor, batch: ForwardBatch, layer: int, groups: Groups
+        self, x: torch.Tensor, batch: StepInputs, layer: int, lora: StepLoRA
     ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; writes the new keys and values of this layer."""
         qkv = self.qkv_proj(x)
-        add_lora(qkv, x, groups, layer, self._parts)
+        lora.add(qkv, x, layer, self._parts)
         heads = qkv.view(x.shape[0], -1, self._head_dim)
         q, k, v = torch.split(heads, self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -81,11 +76,9 @@ class _Attention:
         self._rotary(heads[:, : q.shape[1] + k.shape[1]], batch.positions)
         k_cache, v_cache = batch.k_cache[layer], batch.v_cache[layer]
         kv_store(k, v, k_cache, v_cache, batch.out_cache_loc)
-        out = paged_attention(
-            q, k_cache, v_cache, batch.request_slots, batch.extend_lens, self._head_dim**-0.5
-        ).view(x.shape[0], -1)
+        out = batch.attend(q, layer, self._head_dim**-0.5).view(x.shape[0], -1)
         y = self.o_proj(out)
-        add_lora(y, out, groups, layer, {"o": y.shape[1]})
+        lora.add(y, out, layer, {"o": y.shape[1]})
         return y
 
 
@@ -101,12 +94,12 @@ class _DecoderLayer:
         )
         self.down_proj = make.linear(mlp, {"down_proj": hidden}, inner, bias=bias)
 
-    def mlp(self, x: torch.Tensor, layer: int, groups: Groups) -> torch.Tensor:
+    def mlp(self, x: torch.Tensor, layer: int, lora: StepLoRA) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
-        add_lora(gate_up, x, groups, layer, dict.fromkeys(("gate", "up"), gate_up.shape[1] // 2))
+        lora.add(gate_up, x, layer, dict.fromkeys(("gate", "up"), gate_up.shape[1] // 2))
         inner = silu_mul(gate_up)
         y = self.down_proj(inner)
-        add_lora(y, inner, groups, layer, {"down": y.shape[1]})
+        lora.add(y, inner, layer, {"down": y.shape[1]})
         return y
 
     def drop_weights(self) -> None:
@@ -160,19 +153,17 @@ class LlamaForCausalLM:
         return adapter
 
     @torch.no_grad()
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: StepInputs) -> torch.Tensor:
         """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
-        adapters = cast("Sequence[LoRAAdapter | None]", batch.adapters)
-        groups = group_rows(adapters, batch.extend_lens)
-        x = residual = F.embedding(batch.input_ids, self.embedding)  # [T, hidden]
-        add_lora_embedding(x, batch.input_ids, groups)
+        lora = batch.lora()
+        x = residual = batch.embed(self.embedding, lora)  # [T, hidden]
         for index, layer in enumerate(self.layers):
             x = layer.input_norm(x) if index == 0 else layer.input_norm(x, residual)
-            x = layer.attention(x, batch, index, groups)
+            x = layer.attention(x, batch, index, lora)
             x = layer.post_attention_norm(x, residual)
-            x = layer.mlp(x, index, groups)
+            x = layer.mlp(x, index, lora)
         wanted = batch.logit_indices
         x = self.norm(x.index_select(0, wanted), residual.index_select(0, wanted))
         logits = self.lm_head(x)
-        add_lora(logits, x, select_rows(groups, wanted), HEAD[0], {HEAD[1]: logits.shape[1]})
+        lora.sampled(wanted).add(logits, x, HEAD[0], {HEAD[1]: logits.shape[1]})
         return logits.float()

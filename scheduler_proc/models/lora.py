@@ -8,6 +8,7 @@ own is worked out once per step. No files and no slots here.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,56 @@ class LoRAAdapter:
 Groups = list[tuple[LoRAAdapter, torch.Tensor]]  # each adapter and its rows, [n] int64
 
 
+class StepLoRA(Protocol):
+    """What the adapters of one step add; T rows, or those that `sampled` has picked."""
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int, parts: Mapping[str, int]) -> None:
+        """Add every adapter's share to y [T, out], in place, where x [T, in] was the input.
+
+        `parts` names the modules whose outputs lie side by side in y, with their sizes.
+        """
+        ...
+
+    def add_embedding(self, y: torch.Tensor, input_ids: torch.Tensor) -> None:
+        """The same for y [T, hidden], the embedding of input_ids [T]."""
+        ...
+
+    def sampled(self, wanted: torch.Tensor) -> "StepLoRA":
+        """For the rows that `index_select(0, wanted)` leaves."""
+        ...
+
+
+class HostLoRA:
+    """Adapters one after the other, each over its own rows, in plain torch operators."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, layer: int, parts: Mapping[str, int]) -> None:
+        for adapter, rows in self._groups:
+            own, start = x[rows].float(), 0
+            for name, size in parts.items():
+                module = adapter.modules.get((layer, name))
+                if module is not None:
+                    y[rows, start : start + size] += F.linear(F.linear(own, module.a), module.b)
+                start += size
+
+    def add_embedding(self, y: torch.Tensor, input_ids: torch.Tensor) -> None:
+        """A one-hot x picks columns of `a`."""
+        for adapter, rows in self._groups:
+            module = adapter.modules.get(EMBED)
+            if module is not None:
+                y[rows] += F.linear(module.a[:, input_ids[rows]].T, module.b)
+
+    def sampled(self, wanted: torch.Tensor) -> "HostLoRA":
+        return HostLoRA(
+            [
+                (adapter, torch.isin(wanted, rows).nonzero().flatten())
+                for adapter, rows in self._groups
+            ]
+        )
+
+
 def group_rows(adapters: Sequence[LoRAAdapter | None], extend_lens: list[int]) -> Groups:
     """Rows of a step by adapter; `adapters` has one entry a request, or none at all."""
     order = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
@@ -52,32 +103,3 @@ def group_rows(adapters: Sequence[LoRAAdapter | None], extend_lens: list[int]) -
     of_request = [-1 if adapter is None else order.index(adapter) for adapter in adapters]
     of_row = torch.tensor(of_request).repeat_interleave(torch.tensor(extend_lens))
     return [(adapter, (of_row == index).nonzero().flatten()) for index, adapter in enumerate(order)]
-
-
-def select_rows(groups: Groups, wanted: torch.Tensor) -> Groups:
-    """The groups after `index_select(0, wanted)` of the rows."""
-    return [(adapter, torch.isin(wanted, rows).nonzero().flatten()) for adapter, rows in groups]
-
-
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, groups: Groups, layer: int, parts: Mapping[str, int]
-) -> None:
-    """Add every adapter's share to y [T, out], in place, where x [T, in] was the input.
-
-    `parts` names the modules whose outputs lie side by side in y, with their sizes.
-    """
-    for adapter, rows in groups:
-        own, start = x[rows].float(), 0
-        for name, size in parts.items():
-            module = adapter.modules.get((layer, name))
-            if module is not None:
-                y[rows, start : start + size] += F.linear(F.linear(own, module.a), module.b)
-            start += size
-
-
-def add_lora_embedding(y: torch.Tensor, input_ids: torch.Tensor, groups: Groups) -> None:
-    """The same for the embedding of input_ids [T]: a one-hot x picks columns of `a`."""
-    for adapter, rows in groups:
-        module = adapter.modules.get(EMBED)
-        if module is not None:
-            y[rows] += F.linear(module.a[:, input_ids[rows]].T, module.b)

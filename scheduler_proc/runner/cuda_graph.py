@@ -1,0 +1,77 @@
+"""CudaGraphRunner: decode steps captured once for a ladder of batch sizes, and replayed padded.
+
+Owned by the device runner. Capturing and replaying are the device's (device.py); which graph serves
+a step, and why none does, is decided here.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from ..worker_batch import ForwardMode, ModelWorkerBatch
+from .device import Device, Graph
+
+log = logging.getLogger(__name__)
+
+
+class GraphKey(NamedTuple):
+    size: int  # requests
+    lora: bool
+
+
+class Choice(NamedTuple):
+    key: GraphKey | None
+    reason: str  # of running eagerly; of a graph its name
+
+
+Forward = Callable[[GraphKey], torch.Tensor]  # logits [size, vocab] of what the buffers hold
+
+
+def ladder(largest: int) -> list[int]:
+    """Batch sizes worth a graph: padding adds at most a quarter, and mostly an eighth."""
+    steps = (*range(1, 4), *range(4, 32, 4), *range(32, 128, 16), *range(128, largest, 32))
+    return sorted({size for size in steps if size < largest} | {largest}) if largest else []
+
+
+class CudaGraphRunner:
+    def __init__(self, device: Device, sizes: list[int], *, with_lora: bool) -> None:
+        """`sizes` ascending; empty: every step runs eagerly."""
+        self._device = device
+        self._sizes = sizes
+        self._with_lora = with_lora
+        self._graphs: dict[GraphKey, Graph] = {}
+
+    def keys(self) -> list[GraphKey]:
+        """Largest first: the smaller ones then fit into the memory of the largest."""
+        kinds = (True, False) if self._with_lora else (False,)
+        return [GraphKey(size, lora) for size in reversed(self._sizes) for lora in kinds]
+
+    def capture(self, forward: Forward) -> None:
+        """Capture every key. The buffers that `forward` reads must stay where they are."""
+        for key in tqdm(self.keys(), desc="graphs", leave=False, disable=None):
+            self._graphs[key] = self._device.capture(partial(forward, key))
+        if self._graphs:
+            log.info("captured %d graphs, for up to %d rows", len(self._graphs), self._sizes[-1])
+
+    def choose(self, batch: ModelWorkerBatch) -> Choice:
+        """The smallest graph that holds the step."""
+        if batch.mode is not ForwardMode.DECODE:
+            return Choice(None, f"eager: {batch.mode.value}")
+        if not self._sizes:
+            return Choice(None, "eager: graphs are off")
+        place = bisect_left(self._sizes, len(batch.rows))
+        if place == len(self._sizes):
+            return Choice(None, f"eager: {len(batch.rows)} rows, graphs hold {self._sizes[-1]}")
+        key = GraphKey(self._sizes[place], bool(batch.lora_slots))
+        return Choice(key, f"graph {key.size}{' lora' if key.lora else ''}")
+
+    def replay(self, key: GraphKey) -> torch.Tensor:
+        """Logits [key.size, vocab], valid until the next replay."""
+        graph = self._graphs[key]
+        graph.replay()
+        return graph.output

@@ -1,0 +1,124 @@
+"""The device that a step runs on: buffers, copies with events, captured graphs, free memory.
+
+The seam of the device path: CudaDevice is the only code that names streams and graphs. Tests run
+everything above it on a stand-in that computes at once and replays a graph by calling its function.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Wait = Callable[[], None]  # blocks until what was asked for has happened
+Read = Callable[[], torch.Tensor]  # blocks until a copy has arrived, and gives it
+
+
+class Graph(Protocol):
+    """A captured function of static buffers. `output` is overwritten by each replay."""
+
+    @property
+    def output(self) -> torch.Tensor: ...
+
+    def replay(self) -> None: ...
+
+
+class Device(Protocol):
+    name: str  # as torch spells it
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        """[size] int32 in memory that the device can copy from by itself."""
+        ...
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
+        """Copy before all that is launched later; the source may change after the wait."""
+        ...
+
+    def download(self, source: torch.Tensor) -> Read:
+        """Copy what earlier launches leave in `source`, beside those that come later."""
+        ...
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Run copies beside the steps launched so far; later ones come after them."""
+        ...
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Graph: ...
+
+    def free_bytes(self) -> int: ...
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """What `run` needs at its peak beyond what is allocated before it."""
+        ...
+
+
+class CudaDevice:
+    """One CUDA device. All graphs share one memory pool: they are never replayed side by side."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.name = f"cuda:{index}"
+        torch.cuda.set_device(index)
+        self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
+        target.copy_(source, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return done.synchronize
+
+    def download(self, source: torch.Tensor) -> Read:
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            target.copy_(source, non_blocking=True)
+            arrived.record()
+        source.record_stream(self._copies)
+
+        def read() -> torch.Tensor:
+            arrived.synchronize()
+            return target
+
+        return read
+
+    def beside(self, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._copies):
+            work()
+        torch.cuda.current_stream().wait_stream(self._copies)
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> "CudaGraph":
+        return CudaGraph(run, self._pool)
+
+    def free_bytes(self) -> int:
+        """Of the device, with what torch keeps cached given back first."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+
+class CudaGraph:
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # Kernels are compiled and libraries make their workspaces on first use: not in a capture.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.output = run()
+
+    def replay(self) -> None:
+        self._graph.replay()

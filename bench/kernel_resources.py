@@ -28,6 +28,7 @@ from ..kernels.cuda.specialisation import Specialisation
 # Bytes that a block can have, by compute capability (CUDA programming guide, "Compute
 # Capabilities"): of the memory of a multiprocessor 1 KiB is the system's.
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}
+FIRST_WITH_E4M3 = 89  # below it kernels over float8_e4m3fn are not compiled
 PROCESSES = 2
 
 
@@ -63,39 +64,46 @@ def specialisations() -> dict[str, Specialisation]:
 def measure(arch: int, name: str) -> Resources:
     """Compile one specialisation for sm_<arch>. Raises what the compiler raises."""
     wanted = specialisations()[name]
-    arguments = wanted.kernel.arg_names
+    types = [wanted.signature[argument] for argument in wanted.kernel.arg_names]
     source = ASTSource(
         fn=wanted.kernel,
-        signature={argument: wanted.signature[argument] for argument in arguments},
+        signature={
+            argument: type_.removesuffix(":16")
+            for argument, type_ in zip(wanted.kernel.arg_names, types, strict=True)
+        },
         constexprs=wanted.constants,
         attrs={
             (index,): [["tt.divisibility", 16]]
-            for index, argument in enumerate(arguments)
-            if wanted.signature[argument].startswith("*")
+            for index, type_ in enumerate(types)
+            if type_.startswith("*") or type_.endswith(":16")
         },
     )
     options = {"num_warps": wanted.num_warps, "num_stages": wanted.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    registers, stack, static = _usage(compiled.asm["cubin"])
-    return Resources(name, arch, registers, stack, compiled.metadata.shared + static)
+    # All shared memory is asked for at the launch; what cuobjdump counts is the system's 1 KiB.
+    return Resources(name, arch, *_usage(compiled.asm["cubin"]), compiled.metadata.shared)
 
 
-def _usage(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, stack and static shared memory, as cuobjdump of Triton's own wheel reads them."""
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack, as cuobjdump of Triton's own wheel reads them."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", said)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
     if found is None:
         raise ValueError(f"cuobjdump says nothing of registers:\n{said}")
-    registers, stack, shared = (int(number) for number in found.groups())
-    return registers, stack, shared
+    return int(found[1]), int(found[2])
 
 
 def measure_all(archs: list[int]) -> list[Resources]:
-    work = [(arch, name) for name in specialisations() for arch in archs]
+    work = [
+        (arch, name)
+        for name, one in specialisations().items()
+        for arch in archs
+        if arch >= FIRST_WITH_E4M3 or "*fp8e4nv" not in one.signature.values()
+    ]
     # A forked child has the kernels already; what it is told and answers is plain data.
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:
         return list(pool.map(measure, *zip(*work, strict=True)))
@@ -103,23 +111,18 @@ def measure_all(archs: list[int]) -> list[Resources]:
 
 def table(measured: list[Resources]) -> str:
     """A row a kernel; where architectures differ, their numbers in the order of the heading."""
-    by_kernel: dict[str, list[Resources]] = {}
+    by_kernel: dict[str, dict[int, Resources]] = {}
     for one in measured:
-        by_kernel.setdefault(one.kernel, []).append(one)
-    archs = dict.fromkeys(f"sm_{one.arch}" for one in measured)
-    rows = [
-        (f"kernel, on {' / '.join(archs)}", "registers", "spilled bytes", "shared KiB"),
-        ("---",) * 4,
-    ]
-    rows += [
-        (
-            kernel,
-            _cell(str(one.registers) for one in ones),
-            _cell(str(one.spilled) for one in ones),
-            _cell(f"{one.shared / 1024:.1f}" for one in ones),
-        )
-        for kernel, ones in by_kernel.items()
-    ]
+        by_kernel.setdefault(one.kernel, {})[one.arch] = one
+    archs = list(dict.fromkeys(one.arch for one in measured))
+    heading = f"kernel, on {' / '.join(f'sm_{arch}' for arch in archs)}"
+    rows = [(heading, "registers", "spilled bytes", "shared KiB"), ("---",) * 4]
+    for kernel, by_arch in by_kernel.items():
+        ones = [by_arch.get(arch) for arch in archs]
+        registers = _cell(str(one.registers) if one else "-" for one in ones)
+        spilled = _cell(str(one.spilled) if one else "-" for one in ones)
+        shared = _cell(f"{one.shared / 1024:.1f}" if one else "-" for one in ones)
+        rows.append((kernel, registers, spilled, shared))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 

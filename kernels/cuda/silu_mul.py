@@ -49,9 +49,9 @@ def specialisations() -> list[Specialisation]:
             {
                 "gate_up": f"*{dtype}",
                 "out": f"*{dtype}",
-                "gate_up_stride": "i32",
-                "out_stride": "i32",
-                "size": "i32",
+                "gate_up_stride": "i32:16",
+                "out_stride": "i32:16",
+                "size": "i32:16",
                 "BLOCK": "constexpr",
             },
             {"BLOCK": _BLOCK},

@@ -1,4 +1,7 @@
-"""Writing new keys and values into their slots of one layer's cache. Called by the models."""
+"""Writing new keys and values into their slots of one layer's cache. Called by the models.
+
+On a CUDA device the kernel of rotary_kv_store.py does it.
+"""
 
 import torch
 
@@ -9,20 +12,32 @@ def kv_store(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     out_cache_loc: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """cache[out_cache_loc[t]] = new[t]. k, v [T, KH, D] (any strides); caches [S, KH, D].
 
     out_cache_loc [T] int64: distinct slots, except that padding may repeat. Other slots keep their
-    bits. Raises ValueError on shapes that disagree.
+    bits. A cache of float8_e4m3fn or float8_e5m2 holds new / scale, saturated; scales are for
+    those alone. Raises ValueError on shapes that disagree.
     """
-    for new, cache in ((k, k_cache), (v, v_cache)):
+    for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if new.shape[1:] != cache.shape[1:] or new.shape[:1] != out_cache_loc.shape:
             raise ValueError(
                 f"new {tuple(new.shape)}, cache {tuple(cache.shape)} and slots "
                 f"{tuple(out_cache_loc.shape)} do not fit"
             )
-    k_cache.index_copy_(0, out_cache_loc, k)
-    v_cache.index_copy_(0, out_cache_loc, v)
+        if cache.dtype.itemsize > 1:
+            cache.index_copy_(0, out_cache_loc, new)
+        else:
+            bits = as_stored(new, cache.dtype, scale).view(torch.uint8)
+            cache.view(torch.uint8).index_copy_(0, out_cache_loc, bits)
+
+
+def as_stored(new: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """new / scale in a type of eight bits; what is beyond its largest number becomes that."""
+    largest = torch.finfo(dtype).max
+    return (new.float() / scale).clamp(-largest, largest).to(dtype)
 
 
 def kv_store_reference(

@@ -5,23 +5,38 @@ import torch.nn.functional as F
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension (arXiv:1910.07467).
 
     x [..., D], weight [D], result like x. s is x, or x + residual: then the sum is also written
-    into `residual`, which has the shape and type of x. Raises ValueError on shapes that disagree.
+    into `residual`, which has the shape and type of x. The result is written into `out`, which may
+    be x itself, if that is given. On a CUDA device x is [T, D] or [T, N, D] with a dense last
+    dimension. Raises ValueError on shapes that disagree.
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
+    for name, other in (("residual", residual), ("out", out)):
+        if other is not None and (other.shape != x.shape or other.dtype != x.dtype):
+            raise ValueError(f"{name} {tuple(other.shape)} is not like x {tuple(x.shape)}")
+    if x.is_cuda:
+        from .cuda import rms_norm as kernel
+
+        out = x.new_empty(x.shape) if out is None else out
+        kernel.rms_norm(x, weight, eps, residual, out)
+        return out
     if residual is not None:
-        if residual.shape != x.shape or residual.dtype != x.dtype:
-            raise ValueError(f"residual {tuple(residual.shape)} is not like x {tuple(x.shape)}")
         x = residual.add_(x)
     if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    # The norm is rounded before the weight is applied, as the models were trained.
-    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+        y = F.rms_norm(x, weight.shape, weight, eps)
+    else:
+        # The norm is rounded before the weight is applied, as the models were trained.
+        y = F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+    return y if out is None else out.copy_(y)
 
 
 def rms_norm_reference(

@@ -11,6 +11,13 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up {tuple(gate_up.shape)} has no two halves")
+    if gate_up.is_cuda:
+        from .cuda import silu_mul as kernel
+
+        flat = gate_up.flatten(0, -2)
+        out = flat.new_empty(flat.shape[0], flat.shape[1] // 2)
+        kernel.silu_mul(flat, out)
+        return out.view(*gate_up.shape[:-1], -1)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 

@@ -41,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
     # What decisions cost: it drives the scheduler core alone.
     "bench.random_adapters": set(),
     "bench.lora_churn": {"client", "bench.random_adapters"},
+    "bench.kernel_resources": {"kernels"},
     "bench.queue": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     "bench.policy_workloads": {"bench.simulation"},
     "bench.policies": {
@@ -91,7 +92,7 @@ EXTERNAL: dict[str, set[str]] = {
         "bench.quality",
         "bench.roofline",
     },
-    "triton": {"kernels"},
+    "triton": {"kernels", "bench.kernel_resources"},
     "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
     "safetensors": {
         "bench.random_adapters",

@@ -26,7 +26,7 @@ PAGES = [
     "CONTRIBUTING.md",
     *(
         f"docs/{name}.md"
-        for name in ("api", "architecture", "flags", "lora", "scheduling", "testing")
+        for name in ("api", "architecture", "flags", "kernels", "lora", "scheduling", "testing")
     ),
 ]
 ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/[\w/{}]*)")

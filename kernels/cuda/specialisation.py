@@ -12,7 +12,9 @@ import triton
 class Specialisation:
     name: str
     kernel: triton.JITFunction
-    signature: dict[str, str]  # argument -> "*bf16", "i32", "i64", "fp32", ... or "constexpr"
+    # argument -> "*bf16", "i32", "i64", "fp32", ... or "constexpr"; "i32:16" of a number that 16
+    # divides, which widens loads
+    signature: dict[str, str]
     constants: dict[str, object]
     num_warps: int
     num_stages: int

@@ -1,0 +1,67 @@
+"""Every Triton kernel compiles for both architectures, without spills, and stands in the docs.
+
+The compiling runs in a process of its own: in this one kernels are interpreted.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support.source_tree import ROOT
+
+from tokenloom.bench import kernel_resources
+from tokenloom.bench.kernel_resources import Resources, specialisations, table, written_into
+
+PAGE = ROOT / "docs" / "kernels.md"
+
+
+def kernels_in(text: str) -> list[str]:
+    rows = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)
+    return [name for name in rows if name != "---" and not name.startswith("kernel, on")]
+
+
+@pytest.mark.slow
+def test_all_compile_without_spills_and_are_documented() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tokenloom.bench.kernel_resources"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    measured = kernels_in(ended.stdout)
+    assert measured == list(specialisations())
+    assert kernels_in(PAGE.read_text()) == measured, "make the table anew: docs/kernels.md"
+
+
+GOOD = Resources("k", 80, 255, 0, 163 << 10)
+
+
+@pytest.mark.parametrize(
+    ("one", "fault"),
+    [
+        (GOOD, None),
+        (Resources("k", 80, 32, 8, 0), "k spills 8 bytes on sm_80"),
+        (Resources("k", 80, 32, 0, (163 << 10) + 1), "k needs 166913 of 166912 bytes shared"),
+        (Resources("k", 90, 32, 0, 227 << 10), None),
+        (Resources("k", 90, 32, 0, (227 << 10) + 1), "on sm_90"),
+    ],
+)
+def test_a_fault_is_the_exit_status(
+    one: Resources,
+    fault: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(kernel_resources, "measure_all", lambda archs: [GOOD, one])
+    monkeypatch.setattr(kernel_resources.triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(sys, "argv", ["kernel_resources"])
+    assert kernel_resources.main() == (fault is not None)
+    assert (fault or "") in capsys.readouterr().err
+
+
+def test_the_table_of_a_page_is_exchanged() -> None:
+    old, new = table([GOOD]), table([GOOD, Resources("k", 90, 40, 0, 163 << 10)])
+    assert "| k | 255 / 40 | 0 | 163.0 |" in new
+    assert written_into(f"above\n\n{old}\nbelow\n", new) == f"above\n\n{new}\nbelow\n"
+    with pytest.raises(ValueError, match="2 tables"):
+        written_into(f"{old}\n{old}", new)

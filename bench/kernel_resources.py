@@ -28,7 +28,7 @@ from ..kernels.cuda.specialisation import Specialisation
 # Bytes that a block can have, by compute capability (CUDA programming guide, "Compute
 # Capabilities"): of the memory of a multiprocessor 1 KiB is the system's.
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}
-FIRST_WITH_E4M3 = 89  # below it kernels over float8_e4m3fn are not compiled
+FIRST_WITH_FP8 = 89  # earlier ones cannot convert to it, or only with later releases of triton
 PROCESSES = 2
 
 
@@ -102,7 +102,7 @@ def measure_all(archs: list[int]) -> list[Resources]:
         (arch, name)
         for name, one in specialisations().items()
         for arch in archs
-        if arch >= FIRST_WITH_E4M3 or "*fp8e4nv" not in one.signature.values()
+        if arch >= FIRST_WITH_FP8 or not any("fp8" in type_ for type_ in one.signature.values())
     ]
     # A forked child has the kernels already; what it is told and answers is plain data.
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from . import backend
+
 
 def embed(
     table: torch.Tensor,
@@ -22,7 +24,7 @@ def embed(
             f"table {tuple(table.shape)}, input_ids {tuple(input_ids.shape)} and token_rows "
             f"{tuple(token_rows.shape)} do not fit"
         )
-    if table.is_cuda:
+    if backend.on_triton(table):
         from .cuda import embedding as kernel
 
         out = table.new_empty(input_ids.shape[0], table.shape[1])

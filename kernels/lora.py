@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from . import backend
+
 # Tokens of a chunk. Both are worked on by the same instructions in the same order; the longer
 # one reads the matrices less often, the shorter one wastes less on few tokens.
 DECODE_CHUNK = 16
@@ -131,7 +133,7 @@ def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> 
     """
     if x.shape[1:] != linear.a.shape[2:] or x.dtype != linear.a.dtype:
         raise ValueError(f"x {x.dtype} {tuple(x.shape)} does not fit a {tuple(linear.a.shape)}")
-    if x.is_cuda:
+    if backend.on_triton(x):
         from .cuda import lora as kernel
 
         return kernel.shrink(x, linear.a, linear.ranks, len(linear.part_sizes), segments)
@@ -148,7 +150,7 @@ def lora_shrink_ids(ids: torch.Tensor, linear: LoRALinear, segments: LoRASegment
     """
     if ids.dim() != 1 or len(linear.part_sizes) != 1:
         raise ValueError(f"ids {tuple(ids.shape)} of {len(linear.part_sizes)} parts: not of one")
-    if ids.is_cuda:
+    if backend.on_triton(ids):
         from .cuda import lora as kernel
 
         return kernel.shrink_ids(ids, linear.a, linear.ranks, segments)
@@ -170,7 +172,7 @@ def lora_expand(
         raise ValueError(
             f"y {tuple(y.shape)}, h {tuple(h.shape)} and b {tuple(linear.b.shape)} do not fit"
         )
-    if y.is_cuda:
+    if backend.on_triton(y):
         from .cuda import lora as kernel
 
         kernel.expand(h, linear.b, linear.ranks, linear.part_sizes, segments, y)

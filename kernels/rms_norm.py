@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from . import backend
+
 
 def rms_norm(
     x: torch.Tensor,
@@ -23,7 +25,7 @@ def rms_norm(
     for name, other in (("residual", residual), ("out", out)):
         if other is not None and (other.shape != x.shape or other.dtype != x.dtype):
             raise ValueError(f"{name} {tuple(other.shape)} is not like x {tuple(x.shape)}")
-    if x.is_cuda:
+    if backend.on_triton(x):
         from .cuda import rms_norm as kernel
 
         out = x.new_empty(x.shape) if out is None else out

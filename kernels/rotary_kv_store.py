@@ -2,6 +2,7 @@
 
 import torch
 
+from . import backend
 from .kv_store import kv_store
 from .rotary import apply_rotary
 
@@ -37,7 +38,7 @@ def rotary_kv_store(
             f"{tuple(out_cache_loc.shape)} do not fit"
         )
     scales = (k_scale, v_scale)
-    if qkv.is_cuda:
+    if backend.on_triton(qkv):
         from .cuda import rotary_kv_store as kernel
 
         caches = (k_cache, v_cache, out_cache_loc)

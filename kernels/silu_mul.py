@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from . import backend
+
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). gate_up [..., 2 I] -> [..., I].
@@ -11,7 +13,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up {tuple(gate_up.shape)} has no two halves")
-    if gate_up.is_cuda:
+    if backend.on_triton(gate_up):
         from .cuda import silu_mul as kernel
 
         flat = gate_up.flatten(0, -2)

@@ -215,21 +215,32 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    device: Annotated[Literal["auto", "cpu"], Meta(description="where the model runs")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="where the model runs; auto: the first CUDA device, or the CPU"),
+    ] = "auto"
     dtype: Annotated[
-        Literal["auto", "int4", "int8", "bfloat16", "float32"],
+        Literal["auto", "int4", "int8", "bfloat16", "float16", "float32"],
         Meta(
-            description="how weights are held and multiplied; auto: int4 for a file of 4-bit "
-            "weights, else int8, and float32 where the native CPU library is missing"
+            description="how weights are held and multiplied; auto: on a CPU int4 for a file of "
+            "4-bit weights, else int8, and float32 where the native library is missing; on a CUDA "
+            "device bfloat16"
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "int8"],
+        Literal["auto", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"],
         Meta(
-            description="how keys and values are kept in the int8 and int4 modes; int8 halves "
-            "their memory; auto: bfloat16, and in a float mode what it computes in"
+            description="how keys and values are kept; int8 with the int8 and int4 modes, fp8 on a "
+            "CUDA device, halve their memory; auto: bfloat16, in a float mode what it computes in"
         ),
     ] = "auto"
+    cuda_graph_max_bs: Annotated[
+        int,
+        Meta(ge=0, description="largest decode step that is captured as a CUDA graph; 0: none"),
+    ] = 256
+    disable_cuda_graph: Annotated[
+        bool, Meta(description="run every step of a CUDA device eagerly, as to look for an error")
+    ] = False
     kv_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
@@ -238,14 +249,13 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     mem_fraction: Annotated[
-        float,
+        Annotated[float, Meta(gt=0.0, lt=1.0)] | None,
         Meta(
-            gt=0.0,
-            lt=1.0,
-            description="share of the memory left after the weights that the KV pool may take",
+            description="share of the memory left after the weights that the KV pool may take; "
+            "default: 0.5, on a CUDA device 0.9",
             extra={"aliases": ["--mem-fraction-static", "--gpu-memory-utilization"]},
         ),
-    ] = 0.5
+    ] = None
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="threads of the model; default: one per physical core"),

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.rms_norm import rms_norm
-from ...kernels.rotary import apply_rotary
 from .config import RopeSpec
 
 # oneDNN lays a packed weight out for about this many rows; measured good from 1 to 512.
@@ -68,20 +67,17 @@ class RMSNorm:
         """Norm of x, or of x + residual, which is then also left in `residual`."""
         return rms_norm(x, self.weight, self._eps, residual)
 
+    def in_place(self, x: torch.Tensor) -> None:
+        rms_norm(x, self.weight, self._eps, out=x)
 
-class RotaryEmbedding:
-    """The table of cosines and sines of positions 0 .. max_positions - 1, shared by all layers."""
 
-    def __init__(self, rope: RopeSpec, head_dim: int, max_positions: int, device: str) -> None:
-        angles = torch.outer(
-            torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
-        )
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(rope.attention_factor)
-        self.cos_sin = table.to(device)  # [max_positions, head_dim] float32
-
-    def __call__(self, heads: torch.Tensor, positions: torch.Tensor) -> None:
-        """Turn heads [T, N, head_dim] in place."""
-        apply_rotary(heads, positions, self.cos_sin)
+def cos_sin_table(rope: RopeSpec, head_dim: int, positions: int, device: str) -> torch.Tensor:
+    """Cosines, then sines, of each position's angles: [positions, head_dim] float32."""
+    angles = torch.outer(
+        torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
+    )
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(rope.attention_factor)
+    return table.to(device)
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

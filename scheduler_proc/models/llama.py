@@ -6,11 +6,11 @@ does not know requests, pages or sampling.
 
 import torch
 
-from ...kernels.kv_store import kv_store
+from ...kernels.rotary_kv_store import rotary_kv_store
 from ...kernels.silu_mul import silu_mul
 from .config import ModelSpec
 from .forward_batch import StepInputs
-from .layers import Linear, RMSNorm, RotaryEmbedding
+from .layers import Linear, RMSNorm, cos_sin_table
 from .lora import HEAD, LoRAAdapter, StepLoRA
 
 Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
@@ -47,7 +47,7 @@ class _Maker:
 
 
 class _Attention:
-    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, rotary: RotaryEmbedding) -> None:
+    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, cos_sin: torch.Tensor) -> None:
         q, kv = spec.q_size, spec.kv_size
         self._parts = {"q": q, "k": kv, "v": kv}
         parts = {f"{name}_proj": size for name, size in self._parts.items()}
@@ -57,7 +57,7 @@ class _Attention:
         if spec.qk_norm:
             self.q_norm = make.norm(f"{prefix}.q_norm", spec.head_dim, spec.rms_norm_eps)
             self.k_norm = make.norm(f"{prefix}.k_norm", spec.head_dim, spec.rms_norm_eps)
-        self._rotary = rotary
+        self._cos_sin = cos_sin
         self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         self._head_dim = spec.head_dim
 
@@ -68,14 +68,20 @@ class _Attention:
         qkv = self.qkv_proj(x)
         lora.add(qkv, x, layer, self._parts)
         heads = qkv.view(x.shape[0], -1, self._head_dim)
-        q, k, v = torch.split(heads, self._heads, dim=1)
+        q, k, _ = torch.split(heads, self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q.copy_(self.q_norm(q))
-            k.copy_(self.k_norm(k))
-        # Queries and keys lie side by side: one call turns both.
-        self._rotary(heads[:, : q.shape[1] + k.shape[1]], batch.positions)
-        k_cache, v_cache = batch.k_cache[layer], batch.v_cache[layer]
-        kv_store(k, v, k_cache, v_cache, batch.out_cache_loc)
+            self.q_norm.in_place(q)
+            self.k_norm.in_place(k)
+        rotary_kv_store(
+            heads,
+            q.shape[1],
+            k.shape[1],
+            batch.positions,
+            self._cos_sin,
+            batch.k_cache[layer],
+            batch.v_cache[layer],
+            batch.out_cache_loc,
+        )
         out = batch.attend(q, layer, self._head_dim**-0.5).view(x.shape[0], -1)
         y = self.o_proj(out)
         lora.add(y, out, layer, {"o": y.shape[1]})
@@ -83,10 +89,10 @@ class _Attention:
 
 
 class _DecoderLayer:
-    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, rotary: RotaryEmbedding) -> None:
+    def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, cos_sin: torch.Tensor) -> None:
         hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.rms_norm_eps
         self.input_norm = make.norm(f"{prefix}.input_layernorm", hidden, eps)
-        self.attention = _Attention(spec, make, f"{prefix}.self_attn", rotary)
+        self.attention = _Attention(spec, make, f"{prefix}.self_attn", cos_sin)
         self.post_attention_norm = make.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
         mlp, bias = f"{prefix}.mlp", spec.mlp_bias
         self.gate_up_proj = make.linear(
@@ -120,10 +126,9 @@ class LlamaForCausalLM:
         self.dtype = dtype
         make = _Maker(dtype, device)
         self.embedding = make.empty("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        rotary = RotaryEmbedding(spec.rope, spec.head_dim, spec.context_length, device)
-        self.cos_sin = rotary.cos_sin
+        self.cos_sin = cos_sin_table(spec.rope, spec.head_dim, spec.context_length, device)
         self.layers = [
-            _DecoderLayer(spec, make, f"model.layers.{index}", rotary)
+            _DecoderLayer(spec, make, f"model.layers.{index}", self.cos_sin)
             for index in range(spec.num_layers)
         ]
         self.norm = make.norm("model.norm", spec.hidden_size, spec.rms_norm_eps)

@@ -51,9 +51,13 @@ class CudaGraphRunner:
         kinds = (True, False) if self._with_lora else (False,)
         return [GraphKey(size, lora) for size in reversed(self._sizes) for lora in kinds]
 
-    def capture(self, forward: Forward) -> None:
-        """Capture every key. The buffers that `forward` reads must stay where they are."""
+    def capture(self, prepare: Callable[[GraphKey], None], forward: Forward) -> None:
+        """Capture every key. The buffers that `forward` reads must stay where they are.
+
+        `prepare` leaves in them a step that can be computed.
+        """
         for key in tqdm(self.keys(), desc="graphs", leave=False, disable=None):
+            prepare(key)
             self._graphs[key] = self._device.capture(partial(forward, key))
         if self._graphs:
             log.info("captured %d graphs, for up to %d rows", len(self._graphs), self._sizes[-1])

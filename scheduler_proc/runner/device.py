@@ -69,6 +69,7 @@ class CudaDevice:
         return done.synchronize
 
     def download(self, source: torch.Tensor) -> Read:
+        source = source.clone()  # which the next step will not overwrite
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
@@ -107,7 +108,7 @@ class CudaDevice:
 
 
 class CudaGraph:
-    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:
+    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:  # noqa: ANN401
         self._graph = torch.cuda.CUDAGraph()
         # Kernels are compiled and libraries make their workspaces on first use: not in a capture.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from ...model_files.errors import ModelError
 
-# What a pool takes unasked. On a CPU its memory is the machine's, and others need it too.
+# What a pool takes unasked. On a CPU its memory is the machine's, and others need it too; nobody
+# else needs a device's.
 DEFAULT_CPU_BYTES = 2 << 30
+CPU_FRACTION, DEVICE_FRACTION = 0.5, 0.9
 # A pool chosen by us must serve at least this much of one context; --kv-tokens may go lower.
 _SMALLEST_USEFUL_TOKENS = 512
 _SMALLEST_TOKENS = 2  # a prompt of one token and one more
@@ -24,6 +26,7 @@ class PoolNeeds:
     available_bytes: int  # after the weights were loaded
     mem_fraction: float
     kv_tokens: int | None
+    cap_bytes: int | None = DEFAULT_CPU_BYTES  # None on a device
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,19 +51,23 @@ def _limits(needs: PoolNeeds) -> list[tuple[int, str]]:
     """Upper bounds in tokens with their reasons."""
     share = int(needs.available_bytes * needs.mem_fraction)
     useful = needs.max_running_requests * _page_up(needs.context_length, needs)
+    cap = needs.cap_bytes
     return [
         (
             share // needs.bytes_per_token,
             f"--mem-fraction {needs.mem_fraction:g} of {_size(needs.available_bytes)} free memory",
         ),
         (
-            DEFAULT_CPU_BYTES // needs.bytes_per_token,
-            f"the default cap of {_size(DEFAULT_CPU_BYTES)} on a CPU; --kv-tokens overrides it",
-        ),
-        (
             useful,
             f"{needs.max_running_requests} requests of {needs.context_length} tokens "
             "(--max-running-requests) use no more",
+        ),
+        *(
+            (
+                bound // needs.bytes_per_token,
+                f"the default cap of {_size(bound)} on a CPU; --kv-tokens overrides it",
+            )
+            for bound in ([] if cap is None else [cap])
         ),
     ]
 
@@ -92,7 +99,7 @@ def _too_small(needs: PoolNeeds, tokens: int, smallest: int) -> str:
     )
     # up to hundredths; the small allowance keeps 0.70 from becoming 0.71
     fraction = math.ceil(100 * bytes_needed / max(needs.available_bytes, 1) - 1e-9) / 100
-    if bytes_needed > DEFAULT_CPU_BYTES:
+    if needs.cap_bytes is not None and bytes_needed > needs.cap_bytes:
         return message + f"set --kv-tokens to {smallest}"
     if fraction < 1.0:
         return message + f"raise --mem-fraction to {max(fraction, 0.01):.2f} or set --kv-tokens"

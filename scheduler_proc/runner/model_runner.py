@@ -19,7 +19,7 @@ from ..worker_batch import BatchResult, ModelWorkerBatch
 from .host import available_memory
 from .kv_pool import KVShape, MHATokenToKVPool, SlotTable
 from .lora_pool import AdapterReader, LoRAMemoryPool
-from .memory import PoolNeeds, size_kv_pool
+from .memory import CPU_FRACTION, PoolNeeds, size_kv_pool
 from .sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class ModelRunner:
                 context_length=loaded.context_length,
                 max_running_requests=scheduling.max_running_requests,
                 available_bytes=available_memory(),
-                mem_fraction=execution.mem_fraction,
+                mem_fraction=execution.mem_fraction or CPU_FRACTION,
                 kv_tokens=execution.kv_tokens,
             )
         )

@@ -1,0 +1,84 @@
+"""Attention of a step over the paged cache of a device: decodes by one kernel, extends by another.
+
+Called by the models through DeviceBatch. Nothing here reads a number from the device.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class AttentionScratch(Protocol):
+    """cuda/decode_attention.py's DecodeScratch: buffers for the partial results of splits."""
+
+    @property
+    def max_splits(self) -> int: ...
+
+
+@dataclass(slots=True, frozen=True)
+class DevicePlan:
+    """Where the tokens of B requests lie; int32 tensors on the device.
+
+    The slot of position p of request b is page_table[rows[b], p // page_size] * page_size + p %
+    page_size. Its new tokens are query_starts[b] .. of the step; the first `num_decodes` requests
+    have one each.
+    """
+
+    page_table: torch.Tensor  # [R, P]
+    page_size: int
+    rows: torch.Tensor  # [B]
+    prefix_lens: torch.Tensor  # [B]
+    extend_lens: torch.Tensor  # [B]
+    context_lens: torch.Tensor  # [B], prefix + extend
+    query_starts: torch.Tensor  # [B + 1]
+    num_decodes: int
+    scratch: AttentionScratch
+
+
+def device_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: DevicePlan,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """As paged_attention.py has it. q [T, H, D] (heads dense), caches [S, KH, D] -> [T, H, D].
+
+    Raises ValueError on shapes that disagree.
+    """
+    if k_cache.shape != v_cache.shape or q.shape[-1] != k_cache.shape[-1]:
+        raise ValueError(f"q {tuple(q.shape)} and cache {tuple(k_cache.shape)} do not fit")
+    if q.shape[1] % k_cache.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads do not share {k_cache.shape[1]} KV heads")
+    from .cuda.decode_attention import decode_attention
+    from .cuda.extend_attention import extend_attention
+
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    caches = (k_cache, v_cache, plan.page_table)
+    how = {"page_size": plan.page_size, "scale": scale, "k_scale": k_scale, "v_scale": v_scale}
+    decodes = plan.num_decodes
+    if decodes:
+        decode_attention(
+            q[:decodes],
+            *caches,
+            plan.rows[:decodes],
+            plan.context_lens[:decodes],
+            out[:decodes],
+            plan.scratch,
+            **how,
+        )
+    if decodes < plan.rows.shape[0]:
+        extend_attention(
+            q,
+            *caches,
+            plan.rows[decodes:],
+            plan.prefix_lens[decodes:],
+            plan.extend_lens[decodes:],
+            plan.query_starts[decodes:],
+            out,
+            **how,
+        )
+    return out

@@ -1,0 +1,163 @@
+"""DeviceModelRunner: launches the ModelWorkerBatch of a step on a device, reads its tokens later.
+
+Owned by the event loop. Owns the model, the KV buffers, the page table, the graphs and the sampler
+of one device. Launching never waits for the device: a step's numbers go over in one copy, decode
+inputs are the tokens that the step before left there, and what was sampled comes back beside the
+steps that follow. No policy enters.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...kernels.lora import DECODE_CHUNK, max_chunks
+from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
+from ..models.llama import LlamaForCausalLM
+from ..models.lora import LoRAAdapter
+from ..worker_batch import BatchResult, ModelWorkerBatch
+from .cuda_graph import CudaGraphRunner, GraphKey
+from .device import Device, Read, Wait
+from .device_lora import DeviceLoRASlots
+from .device_sampler import DeviceSampler
+from .facts import RunnerFacts
+from .kv_pool import SlotTable
+from .lora_pool import LoRAMemoryPool
+from .step_columns import StepPlan, decode_layout
+
+log = logging.getLogger(__name__)
+
+HOST_BUFFERS = 3  # two steps in flight, one being written
+
+
+@dataclass(slots=True, frozen=True)
+class LaunchedStep:
+    step: int
+    how: str  # graph or eager, and why: for the log
+    _read: Read
+
+    def result(self) -> BatchResult:
+        """Waits for the step's tokens."""
+        return BatchResult(self.step, self._read().tolist())
+
+
+class DeviceModelRunner:
+    def __init__(
+        self,
+        device: Device,
+        model: LlamaForCausalLM,
+        buffers: tuple[DeviceState, torch.Tensor],
+        graphs: CudaGraphRunner,
+        loras: "tuple[LoRAMemoryPool, DeviceLoRASlots]",
+        sampler: DeviceSampler,
+        facts: RunnerFacts,
+    ) -> None:
+        """`graphs` is captured by then, over `state` and `columns`; see device_loading.py."""
+        self.facts = facts
+        self._device = device
+        self._model = model
+        self._state, self._columns = buffers
+        self._graphs = graphs
+        self.loras, self._lora_slots = loras
+        self._sampler = sampler
+        self._slots = SlotTable(facts.max_running_requests, facts.context_length, facts.page_size)
+        size = self._columns.numel()
+        self._host = deque(_HostBuffer(device.host_buffer(size)) for _ in range(HOST_BUFFERS))
+
+    @property
+    def on_device(self) -> bool:
+        """Steps are computed elsewhere, so that the next one can be planned meanwhile."""
+        return True
+
+    @torch.inference_mode()
+    def launch(self, batch: ModelWorkerBatch) -> LaunchedStep:
+        """An id of -1 in the result means that this row alone has failed."""
+        for opened in batch.opened:
+            self._sampler.open(opened)
+        self._set_pages(batch.new_pages)
+        self._write_adapters(batch.new_loras)
+        choice = self._graphs.choose(batch)
+        plan = StepPlan(batch, self.facts.max_loras)
+        layout = plan.layout if choice.key is None else self._captured_layout(choice.key)
+        self._bring(plan, layout)
+        logits = self._forward(layout) if choice.key is None else self._graphs.replay(choice.key)
+        read = self._sample(batch, logits, layout)
+        return LaunchedStep(batch.step, choice.reason, read)
+
+    def _captured_layout(self, key: GraphKey) -> Layout:
+        return decode_layout(key.size, self.facts.max_loras if key.lora else 0)
+
+    def _forward(self, layout: Layout) -> torch.Tensor:
+        columns = StepColumns.of(self._columns, layout)
+        return self._model.forward(DeviceBatch(self._state, columns, layout))
+
+    def _sample(self, batch: ModelWorkerBatch, logits: torch.Tensor, layout: Layout) -> Read:
+        rows = [row for row, samples in zip(batch.rows, batch.samples, strict=True) if samples]
+        if not rows:
+            return lambda: torch.empty(0, dtype=torch.int32)
+        columns = StepColumns.of(self._columns, layout)
+        ids = self._sampler.sample(logits, columns.sample_rows, self._sampler.needs(rows))
+        return self._device.download(ids[: len(rows)])
+
+    def _bring(self, plan: StepPlan, layout: Layout) -> None:
+        buffer = self._host[0]
+        self._host.rotate(-1)
+        buffer.wait()
+        plan.fill(StepColumns.of(buffer.numbers, layout), self._slots, pad_row=self._pad_row)
+        size = layout.size
+        buffer.wait = self._device.upload(self._columns[:size], buffer.numbers[:size])
+
+    @property
+    def _pad_row(self) -> int:
+        """The row after all others, whose pages are never set."""
+        return self.facts.max_running_requests
+
+    def _set_pages(self, new_pages: list[tuple[int, int, int]]) -> None:
+        if not new_pages:
+            return
+        self._slots.set_pages(new_pages)
+        # Of two entries for one place the later counts; a scatter keeps no order.
+        last = {(row, index): page for row, index, page in new_pages}
+        numbers = np.array([(*place, page) for place, page in last.items()], dtype=np.int64)
+        table = self._state.page_table
+        places = numbers[:, 0] * table.shape[1] + numbers[:, 1]
+        staged = self._device.host_buffer(2 * len(places)).view(2, -1)
+        staged.numpy()[:] = places, numbers[:, 2]
+        there = staged.to(self._device.name, non_blocking=True)
+        table.view(-1).index_copy_(0, there[0].long(), there[1])
+
+    def _write_adapters(self, new_loras: list[tuple[int, int]]) -> None:
+        if not new_loras:
+            return
+        self.loras.write(new_loras)
+        slots = [slot for slot, _ in new_loras]
+
+        def copy() -> None:
+            for slot, adapter in zip(slots, self.loras.of(slots), strict=True):
+                assert adapter is None or isinstance(adapter, LoRAAdapter)
+                self._lora_slots.put(slot, adapter)
+
+        self._device.beside(copy)
+
+
+@dataclass(slots=True)
+class _HostBuffer:
+    numbers: torch.Tensor
+    wait: Wait = lambda: None  # until the device has read it
+
+
+def largest_layout(facts: RunnerFacts, max_prefill_tokens: int) -> Layout:
+    """No step is larger: a prompt that is not chunked may exceed the budget, up to the context."""
+    requests = facts.max_running_requests
+    tokens = max(max_prefill_tokens, facts.context_length) + requests
+    loras = facts.max_loras
+    return Layout(
+        tokens,
+        requests,
+        requests,
+        0,
+        max_chunks(tokens, loras, DECODE_CHUNK) if loras else 0,
+        max_chunks(requests, loras, DECODE_CHUNK) if loras else 0,
+    )

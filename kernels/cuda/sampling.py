@@ -34,6 +34,8 @@ CHUNK = 2048  # ids of one program
 LISTED = 8192  # ids of a row that are collected at most
 _WARPS = 4  # of a chunk; as many ids to a thread as fill its registers
 _ROW_WARPS = 8  # where one program works on a row
+# Distances from 1/16 to 18, and all that are finite.
+CUTS = [*(1.5**index / 16 for index in range(NUM_CUTS.value - 1)), torch.finfo(torch.float32).max]
 MAX_VOCAB = int(LARGEST_ID.value) + 1
 
 
@@ -50,7 +52,8 @@ _SIGNATURE = {
     "winners": "*i32",
     "counts": "*i32",
     "masses": "*fp32",
-    "cuts": "*i32",
+    "cuts": "*fp32",
+    "cut_of_row": "*i32",
     "listed_far": "*fp32",
     "listed_ids": "*i32",
     "next_ids": "*i32",
@@ -80,12 +83,13 @@ class Workspace:
     """What the kernels of one step tell each other, for up to S rows. Nothing in it outlives it."""
 
     chunk: int
+    cuts: torch.Tensor  # [NUM_CUTS] float32: the distances at which rows are weighed, ascending
     peaks: torch.Tensor  # [S, chunks] float32
     scores: torch.Tensor  # [S, chunks] float32
     winners: torch.Tensor  # [2, S, chunks] int32: ids of the peaks, ids of the scores
     counts: torch.Tensor  # [S, NUM_CUTS, chunks] int32
     masses: torch.Tensor  # [S, NUM_CUTS, chunks] float32
-    cuts: torch.Tensor  # [S] int32: the cut within which everything lies that is kept
+    cut_of_row: torch.Tensor  # [S] int32: the cut within which all lies that is kept
     listed_far: torch.Tensor  # [S, L] float32: distances
     listed_ids: torch.Tensor  # [S, L] int32
 
@@ -148,12 +152,13 @@ def workspace(
 
     return Workspace(
         chunk=chunk,
+        cuts=torch.tensor(CUTS, device=device),
         peaks=table(num_rows, chunks, dtype=torch.float32),
         scores=table(num_rows, chunks, dtype=torch.float32),
         winners=table(2, num_rows, chunks, dtype=torch.int32),
         counts=table(num_rows, NUM_CUTS.value, chunks, dtype=torch.int32),
         masses=table(num_rows, NUM_CUTS.value, chunks, dtype=torch.float32),
-        cuts=table(num_rows, dtype=torch.int32),
+        cut_of_row=table(num_rows, dtype=torch.int32),
         listed_far=table(num_rows, listed, dtype=torch.float32),
         listed_ids=table(num_rows, listed, dtype=torch.int32),
     )
@@ -190,9 +195,12 @@ def sample(
     logits: [S, >= vocab_size] float32 or 16 bit, contiguous along ids. Writes next_ids [S] int32,
     FAILED where nothing can be chosen; elsewhere also the row's last token, its number of generated
     tokens and its history (of a failed row, last_tokens becomes 0: an id that can be looked up).
-    `allowed` [R, >= vocab_size / 32] int32: bit i % 32 of word i / 32 allows id i.
+    `allowed` [R, >= vocab_size / 32] int32: bit i % 32 of word i / 32 allows id i. Raises
+    ValueError for more rows than the workspace is for.
     """
-    num_rows, chunks = rows.shape[0], work.peaks.shape[1]
+    num_rows, (capacity, chunks) = rows.shape[0], work.peaks.shape
+    if num_rows > capacity:
+        raise ValueError(f"{num_rows} rows sample at once, the workspace is for {capacity}")
     if num_rows == 0:
         return
     grid = (chunks, num_rows)
@@ -210,7 +218,7 @@ def sample(
         0 if allowed is None else allowed.stride(0),
     )
     found = (work.peaks, work.scores, work.winners, work.winners.stride(0))
-    weighed = (work.counts, work.masses, work.cuts)
+    weighed = (work.cuts, work.counts, work.masses, work.cut_of_row)
     listed = (work.listed_far, work.listed_ids, work.listed_ids.shape[1])
     sizes = (vocab_size, chunks)
     options = {

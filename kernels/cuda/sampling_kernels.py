@@ -3,6 +3,7 @@
 Launched by sampling.py beside this file, which says what each is for and what the tables hold; the
 arithmetic of single numbers is in sampling_math.py. `step_row` counts the rows of a step, `row`
 those of the tables. A chunk is CHUNK ids of a row, CHUNKS the power of 2 that their number fits.
+`far` is how far an id lies below the likeliest: minus its scaled logit, inf if it is never drawn.
 """
 
 import triton
@@ -19,11 +20,8 @@ from .sampling_math import (
     TOP_K,
     TOP_P,
     adjusted,
-    cut,
-    distance,
     noise,
     rank,
-    rank_of_cut,
     wish,
 )
 
@@ -52,17 +50,17 @@ def peak(
 
 
 @triton.jit
-def _best(peaks, step_row, chunks, CHUNKS: tl.constexpr):
-    """A row's largest adjusted logit; infinite if nothing can be chosen."""
-    every = tl.arange(0, CHUNKS)
-    return tl.max(
-        tl.load(peaks + step_row * chunks + every, mask=every < chunks, other=-float("inf")), 0
-    )
+def _largest(values, step_row, chunks, CHUNKS: tl.constexpr):
+    """Of what the chunks of a row found."""
+    each = tl.arange(0, CHUNKS)
+    value = tl.load(values + step_row * chunks + each, mask=each < chunks, other=-float("inf"))
+    return tl.max(value, 0)
 
 
 @triton.jit
-def _finite(best):
-    return (best < float("inf")) & (best > -float("inf"))
+def _drawn(best, temperature):
+    """Whether a row needs more than its largest adjusted logit: not if that is infinite."""
+    return (temperature > 0.0) & (best < float("inf")) & (best > -float("inf"))
 
 
 @triton.jit
@@ -80,7 +78,7 @@ def _score(far, kept, ids, floats, ints):
 @triton.jit
 def weigh(
     logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, counts, masses, cuts,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
     vocab_size, chunks, FILTERS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -91,8 +89,8 @@ def weigh(
         return
     row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
     temperature = tl.load(row_floats + TEMPERATURE)
-    best = _best(peaks, step_row, chunks, CHUNKS)
-    if (temperature == 0.0) | (not _finite(best)):
+    best = _largest(peaks, step_row, chunks, CHUNKS)
+    if not _drawn(best, temperature):
         return
     wanted = wish(
         logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
@@ -100,14 +98,14 @@ def weigh(
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
-    far = distance(x, best, temperature)
+    far = tl.div_rn(best - x, temperature)
     filtered = False
     if FILTERS:
         filtered = _filters(row_floats, row_ints)
     if filtered:
         weights = tl.exp(-far)
         for index in range(NUM_CUTS):
-            within = far <= cut(index)
+            within = far <= tl.load(cuts + index)
             place = (step_row * NUM_CUTS + index) * chunks + chunk
             tl.store(counts + place, tl.sum(within.to(tl.int32), 0))
             tl.store(masses + place, tl.sum(tl.where(within, weights, 0.0), 0))
@@ -122,7 +120,7 @@ def weigh(
 @triton.jit
 def collect(
     logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, counts, masses, cuts,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
     listed_far, listed_ids, listed, vocab_size, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -133,8 +131,8 @@ def collect(
         return
     row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
     temperature = tl.load(row_floats + TEMPERATURE)
-    best = _best(peaks, step_row, chunks, CHUNKS)
-    if (temperature == 0.0) | (not _finite(best)) | (not _filters(row_floats, row_ints)):
+    best = _largest(peaks, step_row, chunks, CHUNKS)
+    if not (_drawn(best, temperature) & _filters(row_floats, row_ints)):
         return
     every, each = tl.arange(0, NUM_CUTS)[:, None], tl.arange(0, CHUNKS)[None, :]
     places = (step_row * NUM_CUTS + every) * chunks + each
@@ -147,7 +145,7 @@ def collect(
         reached = sums >= tl.load(row_floats + TOP_P) * tl.max(sums, 0)
     index = tl.min(tl.where(reached, tl.arange(0, NUM_CUTS), NUM_CUTS - 1), 0)
     if chunk == 0:
-        tl.store(cuts + step_row, index)
+        tl.store(cut_of_row + step_row, index)
     within = tl.where(every == index, within, 0)
     here = tl.sum(tl.sum(tl.where(each == chunk, within, 0), 1), 0)
     if (here == 0) | (tl.sum(tl.sum(within, 1), 0) > listed):
@@ -158,8 +156,8 @@ def collect(
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
-    far = distance(x, best, temperature)
-    chosen = far <= cut(index)
+    far = tl.div_rn(best - x, temperature)
+    chosen = far <= tl.load(cuts + index)
     before = tl.sum(tl.sum(tl.where(each < chunk, within, 0), 1), 0)
     places = step_row * listed + before + tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(listed_far + places, far, mask=chosen)
@@ -178,7 +176,7 @@ def _candidates(
         ids = tl.load(listed_ids + places, mask=places < count, other=0)
     else:
         ids = places
-        far = distance(adjusted(wanted, block, ids, ADJUSTED), best, temperature)
+        far = tl.div_rn(best - adjusted(wanted, block, ids, ADJUSTED), temperature)
     return far, ids
 
 
@@ -223,12 +221,13 @@ def _last_kept(
 
 @triton.jit
 def _draw_filtered(
-    step_row, wanted, best, temperature, counts, masses, cuts, listed_far, listed_ids, listed,
-    chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+    step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
+    listed_far, listed_ids, listed, chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ):  # fmt: skip
     """The id drawn from those that top_k, then top_p, then min_p keep."""
     vocab_size, floats, ints = wanted[1], wanted[2], wanted[3]
-    index = tl.load(cuts + step_row)
+    index = tl.load(cut_of_row + step_row)
     each = tl.arange(0, CHUNKS)
     place = (step_row * NUM_CUTS + index) * chunks + each
     count = tl.sum(tl.load(counts + place, mask=each < chunks, other=0), 0)
@@ -239,8 +238,10 @@ def _draw_filtered(
     number_low = tl.sum(
         tl.load(counts + place - chunks, mask=(each < chunks) & (index > 0), other=0), 0
     )
-    low = tl.where(index > 0, rank_of_cut(index - 1), -1)
-    bound, number = rank_of_cut(index), count
+    last_id = tl.full((), LARGEST_ID, tl.int32)
+    low = rank(tl.load(cuts + index - 1, mask=index > 0, other=0.0), last_id)
+    low = tl.where(index > 0, low, -1)
+    bound, number = rank(tl.load(cuts + index), last_id), count
     top_k = tl.load(ints + TOP_K)
     top_p = tl.load(floats + TOP_P)
     total = 0.0
@@ -278,7 +279,7 @@ def _draw_filtered(
 @triton.jit
 def choose(
     logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, counts, masses, cuts,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
     listed_far, listed_ids, listed, vocab_size, chunks, next_ids, last_tokens,
     DRAWS: tl.constexpr, FILTERS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
@@ -289,9 +290,9 @@ def choose(
     if row < 0:
         return
     row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
-    best = _best(peaks, step_row, chunks, CHUNKS)
+    best = _largest(peaks, step_row, chunks, CHUNKS)
     token = -1
-    if _finite(best):
+    if (best < float("inf")) & (best > -float("inf")):
         token = _winner(best, peaks, winners, step_row, chunks, CHUNKS)
         if DRAWS:
             temperature = tl.load(row_floats + TEMPERATURE)
@@ -304,11 +305,11 @@ def choose(
                         edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
                     )  # fmt: skip
                     token = _draw_filtered(
-                        step_row, wanted, best, temperature, counts, masses, cuts, listed_far,
-                        listed_ids, listed, chunks, CHUNK, CHUNKS, ADJUSTED,
+                        step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
+                        listed_far, listed_ids, listed, chunks, CHUNK, CHUNKS, ADJUSTED,
                     )  # fmt: skip
             if (temperature > 0.0) & (not filtered):
-                score = _best(scores, step_row, chunks, CHUNKS)
+                score = _largest(scores, step_row, chunks, CHUNKS)
                 token = _winner(score, scores, winners + winners_stride, step_row, chunks, CHUNKS)
     tl.store(next_ids + step_row, token)
     tl.store(last_tokens + row, tl.maximum(token, 0))

@@ -24,7 +24,6 @@ HISTORY = tl.constexpr(4)  # address of the row's int32 [V], 0: no penalties
 ID_BITS = tl.constexpr(20)  # of a rank
 LARGEST_ID = tl.constexpr((1 << 20) - 1)
 NUM_CUTS = tl.constexpr(16)
-LOG_CUT_RATIO = tl.constexpr(0.5849625)  # log2 of 1.5: cuts reach from 1/16 to 18
 _GOLDEN64 = tl.constexpr(0x9E3779B97F4A7C15)
 _LARGEST_BELOW_1 = tl.constexpr(1.0 - 2.0**-24)
 
@@ -33,7 +32,7 @@ _LARGEST_BELOW_1 = tl.constexpr(1.0 - 2.0**-24)
 def wish(
     logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts, edits,
     allowed, allowed_stride, vocab_size, chunks,
-) -> tuple:  # fmt: skip
+) -> tuple[tl.tensor, ...]:  # fmt: skip
     """The row's part of every table, as `adjusted` takes it."""
     if allowed is not None:
         allowed += row * allowed_stride
@@ -88,12 +87,6 @@ def _penalised(x, address, ids, known, floats):
 
 
 @triton.jit
-def distance(x, best, temperature) -> tl.tensor:
-    """How far below the likeliest, >= 0: minus the scaled logit, inf where nothing is drawn."""
-    return tl.div_rn(best - x, temperature)
-
-
-@triton.jit
 def noise(ids, ints) -> tl.tensor:
     """Gumbel noise [N] of the row's next draw: the numbers of kernels.sampling.gumbel."""
     first, second = _stream_key(ints)
@@ -126,17 +119,3 @@ def _stream_key(ints):
 def rank(far, ids) -> tl.tensor:
     """int64 [N], ascending from the likeliest id; of equal distances the lower id comes first."""
     return (far.to(tl.int32, bitcast=True).to(tl.int64) << ID_BITS) | ids.to(tl.int64)
-
-
-@triton.jit
-def cut(index) -> tl.tensor:
-    """The distances at which a row is weighed; the last one takes in all that is finite."""
-    # a loop's index is a plain int where kernels are interpreted
-    grown = tl.exp2(tl.full((), LOG_CUT_RATIO, tl.float32) * index - 4.0)
-    return tl.where(index == NUM_CUTS - 1, 3.4028234663852886e38, grown)
-
-
-@triton.jit
-def rank_of_cut(index) -> tl.tensor:
-    """The largest rank within a cut."""
-    return (cut(index).to(tl.int32, bitcast=True).to(tl.int64) << ID_BITS) | LARGEST_ID

@@ -32,6 +32,7 @@ class DeviceSampler:
     def __init__(
         self,
         num_rows: int,
+        max_step_rows: int,  # of the largest step, with its padding
         vocab_size: int,
         device: torch.device,
         chunk: int = kernel.CHUNK,
@@ -39,9 +40,9 @@ class DeviceSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._work = kernel.workspace(num_rows, vocab_size, device, chunk, listed)
+        self._work = kernel.workspace(max_step_rows, vocab_size, device, chunk, listed)
         self._tables = kernel.row_tables(num_rows, self._work, MAX_EDITS)
-        self._next_ids = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._next_ids = torch.zeros(max_step_rows, dtype=torch.int32, device=device)
         self._needs: list[Needs | None] = [None] * num_rows
         self._edited = [False] * num_rows
         # The tables know addresses; what lies there lives as long as the row is not opened again.
@@ -87,7 +88,7 @@ class DeviceSampler:
         )
 
     def needs(self, rows: Sequence[int]) -> Needs:
-        """What a step of these rows needs: known without the device. ValueError if one is closed."""
+        """What a step of these rows needs. ValueError for one that was never opened."""
         found = []
         for row in rows:
             need = self._needs[row]

@@ -166,8 +166,13 @@ def _at_least(values: torch.Tensor, threshold: torch.Tensor, count: int) -> torc
 
 def stream_key(seed: int, position: int) -> tuple[int, int]:
     """Two signed 32-bit words for (seed, position): the splitmix64 finaliser over both."""
-    mixed = _mix64((_mix64(seed + _GOLDEN64) ^ position) + _GOLDEN64)
+    mixed = _mix64((seed_word(seed) ^ position) + _GOLDEN64)
     return _signed32(mixed), _signed32(mixed >> 32)
+
+
+def seed_word(seed: int) -> int:
+    """What stream_key needs of a seed: 64 bits, unsigned."""
+    return _mix64(seed + _GOLDEN64)
 
 
 def gumbel(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:

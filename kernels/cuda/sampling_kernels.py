@@ -1,0 +1,331 @@
+"""The four kernels that choose the next token of every row of logits, and their loops.
+
+Launched by sampling.py beside this file, which says what each is for and what the tables hold; the
+arithmetic of single numbers is in sampling_math.py. `step_row` counts the rows of a step, `row`
+those of the tables. A chunk is CHUNK ids of a row, CHUNKS the power of 2 that their number fits.
+`far` is how far an id lies below the likeliest: minus its scaled logit, inf if it is never drawn.
+"""
+
+import triton
+import triton.language as tl
+
+from .sampling_math import (
+    COLUMNS,
+    GENERATED,
+    HISTORY,
+    LARGEST_ID,
+    LOG_MIN_P,
+    NUM_CUTS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    adjusted,
+    noise,
+    rank,
+    wish,
+)
+
+
+@triton.jit
+def peak(
+    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
+    allowed_stride, peaks, scores, winners, winners_stride, vocab_size, chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+) -> None:  # fmt: skip
+    """The largest adjusted logit of a chunk and the lowest id that has it; inf if one is broken."""
+    chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = tl.load(rows + step_row).to(tl.int64)
+    if row < 0:
+        return
+    wanted = wish(
+        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
+        edits, allowed, allowed_stride, vocab_size, chunks,
+    )  # fmt: skip
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = adjusted(wanted, chunk, ids, ADJUSTED)
+    x = tl.where(x < float("inf"), x, float("inf"))  # NaN, too
+    best, at = tl.max(x, 0, return_indices=True)
+    tl.store(peaks + step_row * chunks + chunk, best)
+    tl.store(winners + step_row * chunks + chunk, chunk * CHUNK + at)
+
+
+@triton.jit
+def _largest(values, step_row, chunks, CHUNKS: tl.constexpr):
+    """Of what the chunks of a row found."""
+    each = tl.arange(0, CHUNKS)
+    value = tl.load(values + step_row * chunks + each, mask=each < chunks, other=-float("inf"))
+    return tl.max(value, 0)
+
+
+@triton.jit
+def _drawn(best, temperature):
+    """Whether a row needs more than its largest adjusted logit: not if that is infinite."""
+    return (temperature > 0.0) & (best < float("inf")) & (best > -float("inf"))
+
+
+@triton.jit
+def _filters(floats, ints):
+    return (tl.load(ints + TOP_K) > 0) | (tl.load(floats + TOP_P) < 1.0)
+
+
+@triton.jit
+def _score(far, kept, ids, floats, ints):
+    """What the draw maximises; -inf for ids that are not `kept`."""
+    kept = kept & (-far >= tl.load(floats + LOG_MIN_P)) & (far < float("inf"))
+    return tl.where(kept, noise(ids, ints) - far, -float("inf"))
+
+
+@triton.jit
+def weigh(
+    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
+    vocab_size, chunks, FILTERS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+) -> None:  # fmt: skip
+    """A plain row's best score in a chunk, or what a filtered one has within each distance."""
+    chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = tl.load(rows + step_row).to(tl.int64)
+    if row < 0:
+        return
+    row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
+    temperature = tl.load(row_floats + TEMPERATURE)
+    best = _largest(peaks, step_row, chunks, CHUNKS)
+    if not _drawn(best, temperature):
+        return
+    wanted = wish(
+        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
+        edits, allowed, allowed_stride, vocab_size, chunks,
+    )  # fmt: skip
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = adjusted(wanted, chunk, ids, ADJUSTED)
+    far = tl.div_rn(best - x, temperature)
+    filtered = False
+    if FILTERS:
+        filtered = _filters(row_floats, row_ints)
+    if filtered:
+        weights = tl.exp(-far)
+        for index in range(NUM_CUTS):
+            within = far <= tl.load(cuts + index)
+            place = (step_row * NUM_CUTS + index) * chunks + chunk
+            tl.store(counts + place, tl.sum(within.to(tl.int32), 0))
+            tl.store(masses + place, tl.sum(tl.where(within, weights, 0.0), 0))
+    else:
+        score, at = tl.max(
+            _score(far, far >= 0.0, ids, row_floats, row_ints), 0, return_indices=True
+        )
+        tl.store(scores + step_row * chunks + chunk, score)
+        tl.store(winners + winners_stride + step_row * chunks + chunk, chunk * CHUNK + at)
+
+
+@triton.jit
+def collect(
+    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
+    listed_far, listed_ids, listed, vocab_size, chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Choose the cut of a filtered row; list the chunk's ids within it, ascending, if all fit."""
+    chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = tl.load(rows + step_row).to(tl.int64)
+    if row < 0:
+        return
+    row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
+    temperature = tl.load(row_floats + TEMPERATURE)
+    best = _largest(peaks, step_row, chunks, CHUNKS)
+    if not (_drawn(best, temperature) & _filters(row_floats, row_ints)):
+        return
+    every, each = tl.arange(0, NUM_CUTS)[:, None], tl.arange(0, CHUNKS)[None, :]
+    places = (step_row * NUM_CUTS + every) * chunks + each
+    within = tl.load(counts + places, mask=each < chunks, other=0)
+    top_k = tl.load(row_ints + TOP_K)
+    if top_k > 0:
+        reached = tl.sum(within, 1) >= top_k
+    else:
+        sums = tl.sum(tl.load(masses + places, mask=each < chunks, other=0.0), 1)
+        reached = sums >= tl.load(row_floats + TOP_P) * tl.max(sums, 0)
+    index = tl.min(tl.where(reached, tl.arange(0, NUM_CUTS), NUM_CUTS - 1), 0)
+    if chunk == 0:
+        tl.store(cut_of_row + step_row, index)
+    within = tl.where(every == index, within, 0)
+    here = tl.sum(tl.sum(tl.where(each == chunk, within, 0), 1), 0)
+    if (here == 0) | (tl.sum(tl.sum(within, 1), 0) > listed):
+        return
+    wanted = wish(
+        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
+        edits, allowed, allowed_stride, vocab_size, chunks,
+    )  # fmt: skip
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = adjusted(wanted, chunk, ids, ADJUSTED)
+    far = tl.div_rn(best - x, temperature)
+    chosen = far <= tl.load(cuts + index)
+    before = tl.sum(tl.sum(tl.where(each < chunk, within, 0), 1), 0)
+    places = step_row * listed + before + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(listed_far + places, far, mask=chosen)
+    tl.store(listed_ids + places, ids, mask=chosen)
+
+
+@triton.jit
+def _candidates(
+    block, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
+):
+    """Distances and ids [CHUNK]: of a block of the row's list, or of a chunk if there is none."""
+    count, fits, listed_far, listed_ids = found
+    places = block * CHUNK + tl.arange(0, CHUNK)
+    if fits:
+        far = tl.load(listed_far + places, mask=places < count, other=float("inf"))
+        ids = tl.load(listed_ids + places, mask=places < count, other=0)
+    else:
+        ids = places
+        far = tl.div_rn(best - adjusted(wanted, block, ids, ADJUSTED), temperature)
+    return far, ids
+
+
+@triton.jit
+def _upto(
+    bound, blocks, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
+):
+    """How many ids have at most the rank `bound`, and their mass relative to the likeliest's."""
+    number, mass = 0, 0.0
+    for block in range(blocks):
+        far, ids = _candidates(block, wanted, best, temperature, found, CHUNK, ADJUSTED)
+        within = rank(far, ids) <= bound
+        number += tl.sum(within.to(tl.int32), 0)
+        mass += tl.sum(tl.where(within, tl.exp(-far), 0.0), 0)
+    return number, mass
+
+
+@triton.jit
+def _last_kept(
+    low, high, number_low, number_high, top_k, target, blocks, wanted, best, temperature, found,
+    CHUNK: tl.constexpr, ADJUSTED: tl.constexpr,
+):  # fmt: skip
+    """A rank in (low, high] up to which lie the fewest ids that number `top_k` or weigh `target`.
+
+    By number if top_k > 0. Up to `low` there are number_low, too few; up to `high` enough. Also
+    says how many they are.
+    """
+    while (high - low > 1) & (number_high - number_low > 1) & (number_high != top_k):
+        middle = low + (high - low) // 2
+        number, mass = _upto(middle, blocks, wanted, best, temperature, found, CHUNK, ADJUSTED)
+        enough = mass >= target
+        if top_k > 0:
+            enough = number >= top_k
+        if enough:
+            high = middle
+            number_high = number
+        else:
+            low = middle
+            number_low = number
+    return high, number_high
+
+
+@triton.jit
+def _draw_filtered(
+    step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
+    listed_far, listed_ids, listed, chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+):  # fmt: skip
+    """The id drawn from those that top_k, then top_p, then min_p keep."""
+    vocab_size, floats, ints = wanted[1], wanted[2], wanted[3]
+    index = tl.load(cut_of_row + step_row)
+    each = tl.arange(0, CHUNKS)
+    place = (step_row * NUM_CUTS + index) * chunks + each
+    count = tl.sum(tl.load(counts + place, mask=each < chunks, other=0), 0)
+    fits = count <= listed
+    blocks = tl.cdiv(tl.where(fits, count, vocab_size), CHUNK)
+    found = (count, fits, listed_far + step_row * listed, listed_ids + step_row * listed)
+    # the cut before is known to be too near
+    number_low = tl.sum(
+        tl.load(counts + place - chunks, mask=(each < chunks) & (index > 0), other=0), 0
+    )
+    last_id = tl.full((), LARGEST_ID, tl.int32)
+    low = rank(tl.load(cuts + index - 1, mask=index > 0, other=0.0), last_id)
+    low = tl.where(index > 0, low, -1)
+    bound, number = rank(tl.load(cuts + index), last_id), count
+    top_k = tl.load(ints + TOP_K)
+    top_p = tl.load(floats + TOP_P)
+    total = 0.0
+    if top_k > 0:
+        bound, number = _last_kept(
+            low, bound, number_low, number, top_k, 0.0, blocks, wanted, best, temperature, found,
+            CHUNK, ADJUSTED,
+        )  # fmt: skip
+        low = tl.full((), -1, tl.int64)
+        number_low = 0
+        if top_p < 1.0:
+            number, total = _upto(bound, blocks, wanted, best, temperature, found, CHUNK, ADJUSTED)
+    else:
+        place = (step_row * NUM_CUTS + NUM_CUTS - 1) * chunks + each
+        total = tl.sum(tl.load(masses + place, mask=each < chunks, other=0.0), 0)
+    if top_p < 1.0:
+        target = tl.maximum(top_p * total, 1e-30)  # never met by nothing
+        bound, number = _last_kept(
+            low, bound, number_low, number, 0, target, blocks, wanted, best, temperature, found,
+            CHUNK, ADJUSTED,
+        )  # fmt: skip
+    top_score, token = -float("inf"), -1
+    for block in range(blocks):
+        far, ids = _candidates(block, wanted, best, temperature, found, CHUNK, ADJUSTED)
+        kept = rank(far, ids) <= bound
+        if tl.max(kept.to(tl.int32), 0) > 0:
+            score = _score(far, kept, ids, floats, ints)
+            block_score = tl.max(score, 0)
+            if block_score > top_score:
+                top_score = block_score
+                token = tl.min(tl.where(score == block_score, ids, LARGEST_ID), 0)
+    return token
+
+
+@triton.jit
+def choose(
+    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
+    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
+    listed_far, listed_ids, listed, vocab_size, chunks, next_ids, last_tokens,
+    DRAWS: tl.constexpr, FILTERS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+) -> None:  # fmt: skip
+    """A row's token, and what has to be noted of it."""
+    step_row = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + step_row).to(tl.int64)
+    if row < 0:
+        return
+    row_floats, row_ints = floats + row * COLUMNS, ints + row * COLUMNS
+    best = _largest(peaks, step_row, chunks, CHUNKS)
+    token = -1
+    if (best < float("inf")) & (best > -float("inf")):
+        token = _winner(best, peaks, winners, step_row, chunks, CHUNKS)
+        if DRAWS:
+            temperature = tl.load(row_floats + TEMPERATURE)
+            filtered = False
+            if FILTERS:
+                filtered = _filters(row_floats, row_ints) & (temperature > 0.0)
+                if filtered:
+                    wanted = wish(
+                        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values,
+                        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
+                    )  # fmt: skip
+                    token = _draw_filtered(
+                        step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
+                        listed_far, listed_ids, listed, chunks, CHUNK, CHUNKS, ADJUSTED,
+                    )  # fmt: skip
+            if (temperature > 0.0) & (not filtered):
+                score = _largest(scores, step_row, chunks, CHUNKS)
+                token = _winner(score, scores, winners + winners_stride, step_row, chunks, CHUNKS)
+    tl.store(next_ids + step_row, token)
+    tl.store(last_tokens + row, tl.maximum(token, 0))
+    if token >= 0:
+        tl.store(row_ints + GENERATED, tl.load(row_ints + GENERATED) + 1)
+        address = tl.load(row_ints + HISTORY)
+        if address != 0:
+            count = address.to(tl.pointer_type(tl.int32)) + token
+            tl.store(count, (tl.load(count) + 2) | 1)
+
+
+@triton.jit
+def _winner(most, values, ids, step_row, chunks, CHUNKS: tl.constexpr):
+    """The lowest of a row's ids whose value is the largest, `most`."""
+    each = tl.arange(0, CHUNKS)
+    place = step_row * chunks + each
+    value = tl.load(values + place, mask=each < chunks, other=-float("inf"))
+    id_of = tl.load(ids + place, mask=each < chunks, other=0)
+    return tl.min(tl.where(value == most, id_of, LARGEST_ID), 0)

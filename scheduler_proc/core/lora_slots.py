@@ -1,9 +1,11 @@
 """LoRASlots: which adapters are loaded, which of them a step may use, and who uses them.
 
 A step reads at most `num_slots` adapters beside the base model; a slot is written only while no
-running request uses it. An adapter that waits for a slot too long gets the next one that its
-present users leave: no others may join them. Owned by core/scheduler.py; the runner follows through
-`take_orders` and `take_writes`. PURE.
+running request uses it. For an adapter that has lacked one for too long a slot is kept: once the
+adapter there has had its time, nobody joins its users, and when they have ended it changes hands.
+Slots are kept for adapters in the order in which they began to wait, so each of the others has one
+turn at most before it. Owned by core/scheduler.py; the runner follows through `take_orders` and
+`take_writes`. PURE.
 
     ABSENT -> LOADING -> HOST -> RESIDENT -> HOST     a slot comes and goes
     HOST, RESIDENT -> DRAINING -> ABSENT              unloaded: accepted requests finish first
@@ -16,7 +18,8 @@ from ...wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, LoRAUnloaded, Unl
 from ..worker_batch import LoRAOrders
 
 BASE = 0  # the lora_id of no adapter, and the slot of none
-# Steps that could start requests, but none of an adapter: after so many a slot is kept for it.
+# Steps with a shortage of slots: after so many a slot is kept for an adapter that lacks one. It has
+# it for as many at least, or its turn would serve only those requests that start in one step.
 PATIENCE = 64
 
 
@@ -33,7 +36,7 @@ class Adapter:
     requests: int = 0  # accepted and not ended
     running: int = 0  # of them, those that hold pages
     last_use: int = 0  # logical tick
-    passed_over: int = 0  # steps since it has wanted a slot
+    slot_since: int = 0  # by LoRASlots.shortages
 
 
 class LoRASlots:
@@ -42,10 +45,12 @@ class LoRASlots:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.patience = PATIENCE
+        self.shortages = 0  # steps in which an adapter lacked a slot
+        self._short = False  # is the step that is being planned one of them?
         self._adapters: dict[int, Adapter] = {}
         self._in_slot: dict[int, Adapter] = {}
         self._kept: dict[int, Adapter] = {}  # slot -> the adapter that it is being emptied for
-        self._passed: set[int] = set()  # in the step that is being planned
+        self._wishes: dict[int, int] = {}  # lora_id -> shortages before it lacked a slot, ascending
         self._writes: list[tuple[int, int]] = []
         self._loads: list[LoRARef] = []
         self._drops: list[int] = []
@@ -125,7 +130,7 @@ class LoRASlots:
             return True
         adapter = self._adapters[lora_id]
         if adapter.slot is not None:
-            return adapter.slot not in self._kept
+            return adapter.slot not in self._kept or self._has_time(adapter)
         return self._slot_for(adapter) is not None
 
     def admit(self, lora_id: int) -> None:
@@ -157,7 +162,7 @@ class LoRASlots:
         adapter = self._adapters[lora_id]
         assert adapter.requests > adapter.running
         adapter.requests -= 1
-        if not adapter.requests:
+        if adapter.requests == adapter.running:
             self._forget_wish(adapter)
         self._drop_if_unused(adapter)
 
@@ -165,20 +170,22 @@ class LoRASlots:
         """As `not may_run`; if so, the step that is being planned goes without the adapter."""
         if self.may_run(lora_id):
             return False
-        self._passed.add(lora_id)
+        self._short = True
+        self._wishes.setdefault(lora_id, self.shortages)
         return True
 
     def end_planning(self, *, idle: bool) -> None:
         """`idle`: nobody runs, so nobody will leave a slot: those kept may block all who wait."""
-        passed = [self._adapters[lora_id] for lora_id in sorted(self._passed)]
-        self._passed.clear()
+        self.shortages += self._short
+        self._short = False
         if idle:
             self._kept.clear()
             return
-        for adapter in sorted(passed, key=lambda adapter: -adapter.passed_over):
-            adapter.passed_over += 1
-            wants = adapter.slot is None and adapter not in self._kept.values()
-            if wants and adapter.passed_over >= self.patience:
+        for lora_id, since in self._wishes.items():
+            if self.shortages - since < self.patience:
+                break
+            adapter = self._adapters[lora_id]
+            if adapter.slot is None and adapter not in self._kept.values():
                 self._keep_a_slot(adapter)
 
     # -- what the runner must know
@@ -213,13 +220,19 @@ class LoRASlots:
     # -- slots
 
     def _slot_for(self, adapter: Adapter) -> int | None:
-        """One kept for it and empty by now, a free one, or that of the longest unused adapter."""
-        for slot, owner in self._kept.items():
-            if owner is adapter:
-                return slot if self._is_unused(slot) else None
-        slots = [slot for slot in range(1, self.num_slots + 1) if slot not in self._kept]
-        unused = [slot for slot in slots if self._is_unused(slot)]
-        return min(unused, key=self._last_use, default=None)
+        """One kept for it, a free one, or that of the longest unused adapter; none that is used."""
+        owners = self._kept.items()
+        slots = [slot for slot, owner in owners if owner is adapter and self._is_unused(slot)]
+        slots = slots or [
+            slot
+            for slot in range(1, self.num_slots + 1)
+            if slot not in self._kept and self._is_unused(slot)
+        ]
+        return min(slots, key=self._last_use, default=None)
+
+    def _has_time(self, adapter: Adapter) -> bool:
+        """Its requests may join although its slot is kept for another adapter."""
+        return self.shortages - adapter.slot_since < self.patience
 
     def _is_unused(self, slot: int) -> bool:
         return slot not in self._in_slot or not self._in_slot[slot].running
@@ -232,6 +245,7 @@ class LoRASlots:
             self._in_slot[slot].slot = None
         self._in_slot[slot] = adapter
         adapter.slot = slot
+        adapter.slot_since = self.shortages
         self._writes.append((slot, adapter.ref.lora_id))
 
     def _leave_slot(self, adapter: Adapter) -> None:
@@ -241,13 +255,18 @@ class LoRASlots:
         adapter.slot = None
 
     def _keep_a_slot(self, adapter: Adapter) -> None:
-        """Of those not kept yet, the one with the fewest users: it will be free soonest."""
+        """Of those not kept yet, the one that will be free soonest: with the fewest users."""
+
+        def wait(slot: int) -> tuple[bool, int, int]:
+            user = self._in_slot[slot]
+            return self._has_time(user), user.running, slot
+
         slots = [slot for slot in self._in_slot if slot not in self._kept]
         if slots:
-            self._kept[min(slots, key=lambda slot: (self._in_slot[slot].running, slot))] = adapter
+            self._kept[min(slots, key=wait)] = adapter
 
     def _forget_wish(self, adapter: Adapter) -> None:
-        adapter.passed_over = 0
+        self._wishes.pop(adapter.ref.lora_id, None)
         self._kept = {slot: owner for slot, owner in self._kept.items() if owner is not adapter}
 
     def _touch(self, adapter: Adapter) -> None:

@@ -146,6 +146,105 @@ def test_a_wish_dies_with_its_requests() -> None:
     assert slots.may_run(1)  # it waits from the beginning again
 
 
+def short_steps(slots: LoRASlots, steps: int, *lora_ids: int) -> None:
+    """Steps that have no slot for these; what else waits was not even looked at."""
+    for _ in range(steps):
+        for lora_id in lora_ids:
+            assert slots.lacks_slot(lora_id)
+        slots.end_planning(idle=False)
+
+
+def test_slots_are_kept_in_the_order_in_which_adapters_began_to_wait() -> None:
+    """Also when the step that decides was full before it came to who waits for longest."""
+    slots = with_adapters(1, 4)
+    run(slots, 1)
+    for lora_id in (2, 3, 4):
+        slots.accept(lora_id)
+    short_steps(slots, 1, 3)
+    short_steps(slots, 1, 4, 2)  # of one step, in the order of the queue
+    short_steps(slots, PATIENCE, 2)
+    present, waiting = 1, [3, 4, 2]
+    while waiting:
+        slots.end_planning(idle=False)
+        end(slots, present)
+        assert [lora_id for lora_id in sorted(waiting) if slots.may_run(lora_id)] == waiting[:1]
+        present = waiting.pop(0)
+        slots.admit(present)
+
+
+def test_a_turn_is_long_enough_for_requests_that_do_not_fit_one_step() -> None:
+    slots = with_adapters(1, 2)
+    run(slots, 1)
+    slots.accept(2)
+    short_steps(slots, PATIENCE, 2)
+    slots.accept(1)
+    short_steps(slots, PATIENCE, 1)
+    end(slots, 1)
+    slots.admit(2)
+    slots.accept(1)
+    for _ in range(PATIENCE):
+        run(slots, 2)
+        short_steps(slots, 1, 1)
+    assert not slots.may_run(2)
+    for _ in range(PATIENCE + 1):
+        assert not slots.may_run(1)
+        end(slots, 2)
+    assert slots.may_run(1)
+
+
+def test_a_slot_that_is_free_sooner_than_the_one_kept_will_do() -> None:
+    slots = with_adapters(2, 3)
+    for lora_id in (1, 2, 2):
+        run(slots, lora_id)
+    slots.accept(3)
+    short_steps(slots, PATIENCE, 3)
+    assert not slots.may_run(1)  # it has the fewest users, so its slot is kept
+    end(slots, 2)
+    end(slots, 2)
+    slots.admit(3)
+    assert slots.slot_of(3) == 2
+    assert slots.may_run(1)
+
+
+def test_of_two_slots_the_one_is_kept_that_has_had_its_time() -> None:
+    slots = with_adapters(2, 3)
+    run(slots, 1)
+    run(slots, 1)
+    run(slots, 2)
+    slots.accept(3)
+    short_steps(slots, PATIENCE - 1, 3)
+    end(slots, 2)
+    run(slots, 2)  # still there: it has had it from the beginning
+    slots.unload(2)
+    end(slots, 2)
+    slots.begin_load(LoRARef(4, "a4", "/x"))
+    slots.end_load(LoRALoaded(4, ok=True))
+    run(slots, 4)
+    short_steps(slots, 1, 3)
+    assert slots.may_run(4)
+    assert not slots.may_run(1)  # although it has more users
+
+
+def test_a_wish_ends_with_the_last_that_waits() -> None:
+    """Others of the adapter run, but they wait for nothing."""
+    slots = with_adapters(1, 3)
+    run(slots, 1)
+    slots.accept(2)
+    short_steps(slots, PATIENCE, 2)
+    slots.accept(1)
+    short_steps(slots, 5, 1)
+    slots.leave(1)
+    slots.accept(1)
+    end(slots, 1)
+    slots.admit(2)
+    slots.accept(3)
+    short_steps(slots, 1, 3)
+    short_steps(slots, PATIENCE, 3, 1)
+    end(slots, 2)
+    assert not slots.may_run(1)  # it began to wait after adapter 3
+    assert slots.may_run(3)
+
+
 class SlotsUnderUse(RuleBasedStateMachine):
     """Requests of many adapters, as a scheduler would drive them."""
 

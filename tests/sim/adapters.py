@@ -40,12 +40,22 @@ class Load:
         return self.ready and not self.unloading
 
 
+@dataclass(slots=True, eq=False)
+class Lack:
+    """An adapter is waited for and has no slot."""
+
+    turns: int  # that it may have to wait for: one of each adapter that was there first
+    steps: int = 0  # with a shortage, and all slots in use
+
+
 class Adapters:
     def __init__(
         self, driver: Driver, situations: Situations, deliver: Callable[[ToScheduler], None]
     ) -> None:
         """`deliver` sends a message and hears what comes of it."""
         self.loads: dict[int, Load] = {}
+        self._lacks: dict[int, Lack] = {}
+        self._shortages = 0
         self._driver = driver
         self._core = driver.scheduler
         self._runner = driver.runner.loras
@@ -160,6 +170,23 @@ class Adapters:
             self._situations.count("step: several adapters")
         for _slot, lora_id in batch.new_loras:
             self._situations.count("slot written" if lora_id else "slot cleared")
+        self._check_lacks()
+
+    def _check_lacks(self) -> None:
+        """A turn is as long as patience, and then a whole answer.
+
+        Where a slot is free and kept, its owner lacks something else: that is no wait for a turn.
+        """
+        loras = self._core._loras
+        there = sum(not load.over for load in self.loads.values())
+        self._lacks = {key: self._lacks.get(key) or Lack(turns=there) for key in loras._wishes}
+        short = loras.shortages > self._shortages
+        short = short and not any(loras._is_unused(slot + 1) for slot in range(loras.num_slots))
+        self._shortages = loras.shortages
+        turn = loras.patience + 2 * (self._driver.runner.budget + self._core._limits.context_length)
+        for lora_id, lack in self._lacks.items():
+            lack.steps += short
+            assert lack.steps <= loras.patience + lack.turns * turn, f"I8: {lora_id} starves"
 
     def check(self) -> None:
         """I11, from scratch."""
@@ -174,7 +201,7 @@ class Adapters:
             assert counted == (requests[lora_id], running[lora_id]), f"I11: uses of {lora_id}"
             assert adapter.slot is not None or not adapter.running, "I11: runs without a slot"
             assert adapter.loaded == self.loads[lora_id].ready
-            assert not self._starves(adapter.passed_over), f"I8: adapter {lora_id} starves"
+            assert lora_id not in loras._wishes or adapter.requests > adapter.running, "I11: wishes"
         slots = {adapter.slot: adapter for adapter in known.values() if adapter.slot is not None}
         assert slots == loras._in_slot, "I11: slots"
         assert set(slots) <= set(range(1, loras.num_slots + 1)), "I11: slots"
@@ -183,12 +210,6 @@ class Adapters:
             assert owner.slot is None
             if slot in slots and slots[slot].running:
                 self._situations.count("a slot kept, in use")
-
-    def _starves(self, steps: int) -> bool:
-        """Each of those before it in the line may take a whole answer, and patience to begin."""
-        turns = len(self.loads) - sum(load.over for load in self.loads.values()) + 1
-        longest = self._driver.runner.budget + self._core._limits.context_length
-        return steps > turns * (2 * longest + self._core._loras.patience)
 
     def finish(self, hear: Callable[[list[ToDetokenizer]], None]) -> None:
         """No request is left: end all loads, unload all adapters; nothing may stay (I20)."""

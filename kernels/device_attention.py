@@ -1,19 +1,15 @@
 """Attention of a step over the paged cache of a device: decodes by one kernel, extends by another.
 
-Called by the models through DeviceBatch. Nothing here reads a number from the device.
+Called by the models through DeviceBatch, which no CPU imports: this needs triton. Nothing here reads
+a number from the device.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-
-class AttentionScratch(Protocol):
-    """cuda/decode_attention.py's DecodeScratch: buffers for the partial results of splits."""
-
-    @property
-    def max_splits(self) -> int: ...
+from .cuda.decode_attention import DecodeScratch, decode_attention
+from .cuda.extend_attention import extend_attention
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +29,7 @@ class DevicePlan:
     context_lens: torch.Tensor  # [B], prefix + extend
     query_starts: torch.Tensor  # [B + 1]
     num_decodes: int
-    scratch: AttentionScratch
+    scratch: DecodeScratch
 
 
 def device_attention(
@@ -53,32 +49,37 @@ def device_attention(
         raise ValueError(f"q {tuple(q.shape)} and cache {tuple(k_cache.shape)} do not fit")
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads do not share {k_cache.shape[1]} KV heads")
-    from .cuda.decode_attention import decode_attention
-    from .cuda.extend_attention import extend_attention
-
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    caches = (k_cache, v_cache, plan.page_table)
-    how = {"page_size": plan.page_size, "scale": scale, "k_scale": k_scale, "v_scale": v_scale}
     decodes = plan.num_decodes
     if decodes:
         decode_attention(
             q[:decodes],
-            *caches,
+            k_cache,
+            v_cache,
+            plan.page_table,
             plan.rows[:decodes],
             plan.context_lens[:decodes],
             out[:decodes],
             plan.scratch,
-            **how,
+            page_size=plan.page_size,
+            scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
     if decodes < plan.rows.shape[0]:
         extend_attention(
             q,
-            *caches,
+            k_cache,
+            v_cache,
+            plan.page_table,
             plan.rows[decodes:],
             plan.prefix_lens[decodes:],
             plan.extend_lens[decodes:],
             plan.query_starts[decodes:],
             out,
-            **how,
+            page_size=plan.page_size,
+            scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
     return out

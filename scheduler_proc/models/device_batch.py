@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.device_attention import AttentionScratch, DevicePlan, device_attention
+from ...kernels.cuda.decode_attention import DecodeScratch
+from ...kernels.device_attention import DevicePlan, device_attention
 from ...kernels.embedding import embed
 from ...kernels.lora import (
     DECODE_CHUNK,
@@ -100,7 +101,7 @@ class DeviceState:
     page_table: torch.Tensor  # [rows, pages] int32
     page_size: int
     last_tokens: torch.Tensor  # [rows] int32
-    scratch: AttentionScratch
+    scratch: DecodeScratch
     adapters: Mapping[Key, LoRALinear]
 
 

@@ -8,10 +8,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 
 from ...kernels.cuda.decode_attention import DecodeScratch, max_splits
+from ...kernels.cuda.sampling import Needs
 from ...wire.config import ExecutionConfig, SchedulingConfig
 from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
 from ..models.llama import LlamaForCausalLM
@@ -24,7 +26,7 @@ from .facts import RunnerFacts
 from .kv_pool import KVShape
 from .lora_pool import AdapterReader, LoRAMemoryPool
 from .memory import DEVICE_FRACTION, PoolNeeds, size_kv_pool
-from .step_columns import decode_layout
+from .step_columns import NO_ROW, decode_layout
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class _Builder:
         self._lora_slots = DeviceLoRASlots(
             spec, source.max_loras, source.max_lora_rank, source.model.dtype, device.name
         )
-        self._sampler = DeviceSampler(rows, source.vocab_size, torch.device(device.name))
+        self._sampler = DeviceSampler(rows, rows, source.vocab_size, torch.device(device.name))
         sizes = (
             [] if execution.disable_cuda_graph else ladder(min(execution.cuda_graph_max_bs, rows))
         )
@@ -107,8 +109,21 @@ class _Builder:
             self._sampler,
             facts,
         )
-        self._sampler.warm_up(self._source.model.spec.vocab_size)
+        self._warm_up()
         return runner
+
+    def _warm_up(self) -> None:
+        """Kernels are compiled at their first use: here, and not under a request."""
+        rows = torch.full((1,), NO_ROW, dtype=torch.int32, device=self._device.name)
+        logits = torch.zeros(
+            1, self._source.model.spec.vocab_size, dtype=torch.float32, device=self._device.name
+        )
+        for draws, filters, adjusts in product((False, True), repeat=3):
+            if draws or not filters:
+                self._sampler.sample(logits, rows, Needs(draws, filters, adjusts))
+        self._pad_columns(GraphKey(1, lora=False))
+        self._forward(Layout(1, 1, 1, 0))
+        self._forward(Layout(1, 1, 1, 1))
 
     def _needs(self, free: int) -> PoolNeeds:
         return PoolNeeds(
@@ -151,7 +166,7 @@ class _Builder:
         layout = Layout(sum(lengths), len(lengths), len(lengths), 0)
         columns = StepColumns.of(self._columns, layout)
         self._columns.zero_()
-        columns.token_rows.fill_(-1)
+        columns.token_rows.fill_(NO_ROW)
         columns.rows.fill_(facts.max_running_requests)
         columns.extend_lens.copy_(torch.tensor(lengths))
         columns.context_lens.copy_(columns.extend_lens)
@@ -180,11 +195,11 @@ class _Builder:
         """A step of nothing but padding, for the runs before a capture."""
         self._columns.zero_()
         columns = StepColumns.of(self._columns, self._layout(key))
-        columns.token_rows.fill_(-1)
+        columns.token_rows.fill_(NO_ROW)
         columns.rows.fill_(self._facts.max_running_requests)
         columns.extend_lens.fill_(1)
         columns.context_lens.fill_(1)
-        columns.sample_rows.fill_(-1)
+        columns.sample_rows.fill_(NO_ROW)
 
     def _layout(self, key: GraphKey) -> Layout:
         return decode_layout(key.size, self._facts.max_loras if key.lora else 0)

@@ -19,18 +19,33 @@ SEARCH_BLOCK = 128
 
 @triton.jit
 def _find_request(query_starts, requests, tile, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr):
-    """The request of a tile. Request b has its tiles from query_starts[b] // BLOCK_Q + b on.
+    """The request b of a tile, and its first token's place among those of b; that may be too far.
 
-    That many rounded quotients of its own hold the tiles of b and leave at most one unused, so the
-    host knows the size of the grid without knowing a length.
+    With n tokens before it, request b has its tiles from n // BLOCK_Q + b on. As many tiles lie
+    between that and the next one's as b needs, or one more, so the host knows the size of the grid
+    without knowing a length.
     """
+    origin = tl.load(query_starts)
     begun = 0
     for start in range(0, requests, BLOCK):
         indices = start + tl.arange(0, BLOCK)
         known = indices < requests
-        first_tiles = tl.load(query_starts + indices, mask=known, other=0) // BLOCK_Q + indices
-        begun += tl.sum((known & (first_tiles <= tile)).to(tl.int32), 0)
-    return begun - 1
+        before = tl.load(query_starts + indices, mask=known, other=0) - origin
+        begun += tl.sum((known & (before // BLOCK_Q + indices <= tile)).to(tl.int32), 0)
+    request = begun - 1
+    first_tile = (tl.load(query_starts + request) - origin) // BLOCK_Q + request
+    return request, (tile - first_tile) * BLOCK_Q
+
+
+@triton.jit
+def _rows_of_tile(query_starts, extend_lens, request, tokens, is_row, is_dim):
+    """Where the rows of a tile lie in the step [BLOCK_M, 1], and what of them exists.
+
+    Its loads are volatile, so that the compiler sees two of these as two.
+    """
+    flat = tl.load(query_starts + request, volatile=True) + tokens
+    exists = is_row & (tokens < tl.load(extend_lens + request, volatile=True))
+    return flat.to(tl.int64)[:, None], exists[:, None] & is_dim[None, :]
 
 
 @triton.jit
@@ -117,9 +132,7 @@ def _attend_tile(
     kv_head = tl.program_id(0)
     # The last tiles of a prompt see most: they start first, so that no long one is left at the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    request = _find_request(query_starts, requests, tile, BLOCK_Q, BLOCK_B)
-    query_start = tl.load(query_starts + request)
-    first_token = (tile - query_start // BLOCK_Q - request) * BLOCK_Q
+    request, first_token = _find_request(query_starts, requests, tile, BLOCK_Q, BLOCK_B)
     extend_len = tl.load(extend_lens + request)
     if first_token >= extend_len:
         return
@@ -129,9 +142,9 @@ def _attend_tile(
     tokens = first_token + members // GROUP
     heads = kv_head * GROUP + members % GROUP
     dims = tl.arange(0, BLOCK_D)
-    mask = ((members < BLOCK_Q * GROUP) & (tokens < extend_len))[:, None]
-    mask = mask & (dims < HEAD_DIM)[None, :]
-    flat = (query_start + tokens).to(tl.int64)[:, None]
+    flat, mask = _rows_of_tile(
+        query_starts, extend_lens, request, tokens, members < BLOCK_Q * GROUP, dims < HEAD_DIM
+    )
     q_offsets = flat * Q_STRIDE + heads[:, None] * Q_HEAD_STRIDE + dims[None, :]
     query = tl.load(q + q_offsets, mask=mask, other=0).to(OPERAND)
 
@@ -155,12 +168,10 @@ def _attend_tile(
         state, query, keys, values, table_row, all_see, context, last_seen, score_scale,
         K_STRIDE, V_STRIDE, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, OPERAND, True,
     )  # fmt: skip
-    # Where the tile lies is worked out anew: kept through the loops, it costs 40 registers.
-    query_start = tl.load(query_starts + request, volatile=True)
-    tokens = (tile - query_start // BLOCK_Q - request) * BLOCK_Q + members // GROUP
-    mask = (members < BLOCK_Q * GROUP) & (tokens < tl.load(extend_lens + request, volatile=True))
-    mask = mask[:, None] & (dims < HEAD_DIM)[None, :]
-    flat = (query_start + tokens).to(tl.int64)[:, None]
+    # Worked out anew: kept through the loops, they cost 40 registers.
+    flat, mask = _rows_of_tile(
+        query_starts, extend_lens, request, tokens, members < BLOCK_Q * GROUP, dims < HEAD_DIM
+    )
     result = acc / total[:, None] * v_scale
     out_offsets = flat * OUT_STRIDE + heads[:, None] * OUT_HEAD_STRIDE + dims[None, :]
     tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=mask)
@@ -188,9 +199,9 @@ def extend_attention(
     """out[t, h] = softmax(scale * q[t, h] . K[:p + 1, h // G]) @ V[:p + 1, h // G].
 
     q, out [T, H, D] hold the new tokens request by request: those of request b begin at
-    query_starts[b] ([B + 1] int32, ascending) and are extend_lens[b] [B] int32, 1 or more. The j-th
-    has the position p = prefix_lens[b] + j. Caches, page_table and rows as decode_attention takes
-    them.
+    query_starts[b] ([B] int32 or more, dense: b's end where b + 1's begin, the first anywhere in T)
+    and are extend_lens[b] [B] int32, 1 or more. The j-th has the position p = prefix_lens[b] + j.
+    Caches, page_table and rows as decode_attention takes them.
     """
     _launch(
         q, k_cache, v_cache, page_table, rows, prefix_lens, extend_lens, query_starts, out,
@@ -198,11 +209,13 @@ def extend_attention(
     ).run()  # fmt: skip
 
 
-def _tiles(head_dim: int, operand: tl.dtype) -> tuple[int, int, int, int]:
+def _tiles(head_dim: int, operand: tl.dtype, cache_item_bytes: int) -> tuple[int, int, int, int]:
     """Rows, tokens of the cache, warps and stages that spill on neither sm_80 nor sm_90."""
     if operand == tl.float32:
         return 16, 16, 4, 2
-    return (128, 64, 8, 3) if head_dim <= 128 else (64, 32, 8, 3)
+    if head_dim <= 128:
+        return 128, 64, 8, 3
+    return 64, 16 * cache_item_bytes, 8, 3
 
 
 def _launch(
@@ -225,7 +238,7 @@ def _launch(
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
     operand = operand_type(q.dtype, k_cache.dtype, INTERPRETED)
-    block_m, block_n, num_warps, num_stages = _tiles(head_dim, operand)
+    block_m, block_n, num_warps, num_stages = _tiles(head_dim, operand, k_cache.element_size())
     return Launch(
         _attend_tile,
         (kv_heads, tokens // (block_m // group) + requests),

@@ -33,7 +33,7 @@ def run(case: PagedCase) -> torch.Tensor:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "_tiles", lambda head_dim, operand: (16, 16, 4, 2))
+    monkeypatch.setattr(op, "_tiles", lambda *_: (16, 16, 4, 2))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_equals_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiles = (32, 32, 4, 2)
-    monkeypatch.setattr(op, "_tiles", lambda head_dim, operand: tiles)
+    monkeypatch.setattr(op, "_tiles", lambda *_: tiles)
     requests = [(0, 1), (40, 9), (0, 11), (33, 1)]
     case = make_case(requests, heads, head_dim, page_size, dtype, cache)
     case.check(run(case))
@@ -75,7 +75,7 @@ def test_lengths_around_borders_of_tiles_and_blocks(group: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_tiles_as_on_a_device(head_dim: int) -> None:
-    rows = op._tiles(head_dim, tl.float16)[0]
+    rows = op._tiles(head_dim, tl.float16, 2)[0]
     case = make_case([(70, rows + 5), (0, 3)], (1, 1), head_dim, 16, torch.float16)
     case.check(run(case))
 
@@ -85,6 +85,32 @@ def test_requests_are_found_in_more_than_one_block(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(op, "SEARCH_BLOCK", 2)
     case = make_case([(0, 1), (0, 20), (3, 1), (0, 5), (2, 17)], (2, 1), 64)
     case.check(run(case))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_tokens_before_the_first_request_are_left_alone() -> None:
+    case = make_case([(0, 1)] * 17 + [(2, 9), (0, 3)], (2, 1), 64)
+    first = 17
+    out = case.empty_out()
+    extend_attention(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.page_table,
+        case.rows[first:],
+        case.prefix_lens[first:],
+        case.extend_lens[first:],
+        case.query_starts[first:],
+        out,
+        page_size=case.page_size,
+        scale=case.scale,
+        k_scale=K_SCALE,
+        v_scale=V_SCALE,
+    )
+    assert out[:first].isnan().all()
+    for index in (first, first + 1):
+        start, end = case.query_starts[index : index + 2].tolist()
+        case.alone(index).check(out[start:end])
 
 
 @pytest.mark.usefixtures("small_tiles")

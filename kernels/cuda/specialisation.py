@@ -5,7 +5,17 @@ Every kernel module lists its own; bench/kernel_resources.py compiles them and r
 
 from dataclasses import dataclass
 
+import torch
 import triton
+
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+    torch.int32: "*i32",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +28,39 @@ class Specialisation:
     constants: dict[str, object]
     num_warps: int
     num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all it is launched with, so that just that can be compiled ahead of time."""
+
+    kernel: triton.JITFunction
+    grid: tuple[int, ...]
+    arguments: dict[str, torch.Tensor | int | float]
+    constants: dict[str, object]
+    num_warps: int
+    num_stages: int
+
+    def run(self) -> None:
+        self.kernel[self.grid](
+            **self.arguments,
+            **self.constants,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+        )
+
+    def specialisation(self, name: str) -> Specialisation:
+        """Its tensors may be of the device `meta`: only types count."""
+        signature = {argument: _type(value) for argument, value in self.arguments.items()}
+        signature |= dict.fromkeys(self.constants, "constexpr")
+        return Specialisation(
+            name, self.kernel, signature, self.constants, self.num_warps, self.num_stages
+        )
+
+
+def _type(value: torch.Tensor | int | float) -> str:
+    if isinstance(value, torch.Tensor):
+        return _TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32:16" if value % 16 == 0 else "i32"

@@ -93,6 +93,7 @@ def max_chunks(max_tokens: int, max_adapters: int, chunk_tokens: int) -> int:
 class LoRASegments:
     """A SegmentPlan on the device, int32, in tensors that keep their place; unused chunks are 0."""
 
+    buffer: torch.Tensor  # of which the others are parts, in their order
     order: torch.Tensor  # [T]
     starts: torch.Tensor  # [chunks]
     lens: torch.Tensor  # [chunks]
@@ -103,26 +104,24 @@ class LoRASegments:
     def empty(
         cls, max_tokens: int, chunks: int, chunk_tokens: int, device: torch.device
     ) -> "LoRASegments":
-        order = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        starts, lens, slots = torch.zeros(3, chunks, dtype=torch.int32, device=device)
-        return cls(order, starts, lens, slots, chunk_tokens)
+        buffer = torch.zeros(max_tokens + 3 * chunks, dtype=torch.int32, device=device)
+        order, starts, lens, slots = torch.split(buffer, [max_tokens, chunks, chunks, chunks])
+        return cls(buffer, order, starts, lens, slots, chunk_tokens)
 
     def write(self, plan: SegmentPlan) -> None:
-        """Take over a plan. Raises ValueError if it does not fit."""
-        pairs = [
-            (self.order, plan.order),
-            (self.starts, plan.starts),
-            (self.lens, plan.lens),
-            (self.slots, plan.slots),
-        ]
-        if self.chunk_tokens != plan.chunk_tokens or any(len(to) < len(new) for to, new in pairs):
+        """Take over a plan, in one copy. Raises ValueError if it does not fit."""
+        tokens, chunks = len(self.order), len(self.slots)
+        fits = len(plan.order) <= tokens and len(plan.slots) <= chunks
+        if not fits or self.chunk_tokens != plan.chunk_tokens:
             raise ValueError(
                 f"{len(plan.slots)} chunks of {plan.chunk_tokens} among {len(plan.order)} tokens "
-                f"do not fit {len(self.slots)} of {self.chunk_tokens} among {len(self.order)}"
+                f"do not fit {chunks} of {self.chunk_tokens} among {tokens}"
             )
-        for to, new in pairs:
-            to[: len(new)].copy_(torch.from_numpy(new), non_blocking=True)
-            to[len(new) :].zero_()
+        host = np.zeros(self.buffer.shape, dtype=np.int32)
+        host[: len(plan.order)] = plan.order
+        of_chunks = host[tokens:].reshape(3, chunks)
+        of_chunks[:, : len(plan.slots)] = plan.starts, plan.lens, plan.slots
+        self.buffer.copy_(torch.from_numpy(host))
 
 
 def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> torch.Tensor:

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from .specialisation import Specialisation
 
-_BLOCK_K = 128
+_DECODE_BLOCK_K = 128
+_EXTEND_BLOCK_K = 64
 _BLOCK_N = 64
 _MIN_RANGE = 512
 _MAX_RANGES = 16
@@ -191,9 +192,9 @@ def _expand_kernel(
 
 
 def _ranges(size: int) -> tuple[int, int]:
-    """How long the ranges of an input of this size are, a multiple of _BLOCK_K, and how many."""
-    blocks = triton.cdiv(triton.cdiv(size, _MAX_RANGES), _BLOCK_K)
-    length = max(_MIN_RANGE, blocks * _BLOCK_K)
+    """How long the ranges of an input of this size are, in whole blocks, and how many."""
+    blocks = triton.cdiv(triton.cdiv(size, _MAX_RANGES), _DECODE_BLOCK_K)
+    length = max(_MIN_RANGE, blocks * _DECODE_BLOCK_K)
     return length, triton.cdiv(size, length)
 
 
@@ -234,7 +235,7 @@ def shrink(
         RANGES=ranges // splits,
         BLOCK_T=segments.chunk_tokens,
         BLOCK_R=block_r,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_K=_DECODE_BLOCK_K if is_decode else _EXTEND_BLOCK_K,
         UPCAST=triton.knobs.runtime.interpret,
         num_warps=_NUM_WARPS,
         num_stages=4,
@@ -328,7 +329,7 @@ def _shrink(dtype: str, chunk: int, block_r: int, ranges: int) -> Specialisation
         "RANGES": ranges,
         "BLOCK_T": chunk,
         "BLOCK_R": block_r,
-        "BLOCK_K": _BLOCK_K,
+        "BLOCK_K": _DECODE_BLOCK_K if chunk < _SPREAD_BELOW else _EXTEND_BLOCK_K,
         "UPCAST": False,
     }
     return Specialisation(

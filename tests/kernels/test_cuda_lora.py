@@ -1,13 +1,11 @@
-"""The ops of low-rank adapters: the torch path and the interpreted Triton kernels.
-
-Wrappers take a CPU tensor for one of a device where a test says so: then the kernels run.
-"""
+"""The ops of low-rank adapters: the torch path and the interpreted Triton kernels."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from support.interpreted import as_if_on_device
 
 from tokenloom.kernels.lora import (
     DECODE_CHUNK,
@@ -29,21 +27,10 @@ SLOTS = [2, 0, 4, 3, 4, 1, 0, 2]  # of each token
 PARTS = {"o": (70,), "gate_up": (66, 66), "qkv": (70, 20, 20)}
 
 
-@pytest.fixture(params=["torch", "triton"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(name="path", params=["torch", "triton"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "triton":
         as_if_on_device(monkeypatch)
-    return str(request.param)
-
-
-def as_if_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    empty = torch.empty
-
-    def poisoned(*size: int, **options: object) -> torch.Tensor:
-        return empty(*size, **options).fill_(torch.nan)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

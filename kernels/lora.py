@@ -25,7 +25,7 @@ class LoRALinear:
     """The adapters of one linear map, or of several on the same input (q, k and v), by slot.
 
     Slot 0 is no adapter: never read. From a part's own rank up to ranks[slot] the rows of A or the
-    columns of B are zero; beyond that nothing is read.
+    columns of B are zero; what lies beyond does not matter.
     """
 
     a: torch.Tensor  # [slots, parts * r_max, in], contiguous

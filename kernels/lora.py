@@ -1,9 +1,9 @@
 """Low-rank adapters of many requests in one step: y += B (A x), each token with its own slot's.
 
 Called by the models. `lora_shrink` makes A x, `lora_expand` adds B times that; between them lies
-h, which only they read. Tokens are grouped by slot on the host (plan_segments); what tokens there
-are comes to the device in LoRASegments, whose size is fixed, so that a graph can replay the ops. A
-token's result depends on no other token. No request, no name of an adapter and no policy enter.
+h, which only they read. Tokens are grouped by slot on the host (plan_segments); the groups come
+to the device in LoRASegments, whose size is fixed, so that a graph can replay the ops. A token's
+result depends on no other token. No request, no name of an adapter and no policy enter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,37 +91,16 @@ def max_chunks(max_tokens: int, max_adapters: int, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoRASegments:
-    """A SegmentPlan on the device, int32, in tensors that keep their place; unused chunks are 0."""
+    """A SegmentPlan on the device, int32; unused chunks have length 0 and slot 0.
 
-    buffer: torch.Tensor  # of which the others are parts, in their order
+    The runner copies the plan of each step into the same memory, and pads it.
+    """
+
     order: torch.Tensor  # [T]
     starts: torch.Tensor  # [chunks]
     lens: torch.Tensor  # [chunks]
     slots: torch.Tensor  # [chunks]
     chunk_tokens: int
-
-    @classmethod
-    def empty(
-        cls, max_tokens: int, chunks: int, chunk_tokens: int, device: torch.device
-    ) -> "LoRASegments":
-        buffer = torch.zeros(max_tokens + 3 * chunks, dtype=torch.int32, device=device)
-        order, starts, lens, slots = torch.split(buffer, [max_tokens, chunks, chunks, chunks])
-        return cls(buffer, order, starts, lens, slots, chunk_tokens)
-
-    def write(self, plan: SegmentPlan) -> None:
-        """Take over a plan, in one copy. Raises ValueError if it does not fit."""
-        tokens, chunks = len(self.order), len(self.slots)
-        fits = len(plan.order) <= tokens and len(plan.slots) <= chunks
-        if not fits or self.chunk_tokens != plan.chunk_tokens:
-            raise ValueError(
-                f"{len(plan.slots)} chunks of {plan.chunk_tokens} among {len(plan.order)} tokens "
-                f"do not fit {chunks} of {self.chunk_tokens} among {tokens}"
-            )
-        host = np.zeros(self.buffer.shape, dtype=np.int32)
-        host[: len(plan.order)] = plan.order
-        of_chunks = host[tokens:].reshape(3, chunks)
-        of_chunks[:, : len(plan.slots)] = plan.starts, plan.lens, plan.slots
-        self.buffer.copy_(torch.from_numpy(host))
 
 
 def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> torch.Tensor:

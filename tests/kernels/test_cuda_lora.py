@@ -50,11 +50,9 @@ def adapters(size: int, parts: tuple[int, ...], dtype: torch.dtype = torch.float
 
 def segments(slots: Sequence[int], chunk_tokens: int, spare: int = 1) -> LoRASegments:
     plan = plan_segments(slots, chunk_tokens)
-    found = LoRASegments.empty(
-        len(slots) + spare, len(plan.slots) + spare, chunk_tokens, torch.device("cpu")
-    )
-    found.write(plan)
-    return found
+    of_chunks = (plan.starts, plan.lens, plan.slots)
+    starts, lens, chunk_slots = (torch.from_numpy(np.pad(one, (0, spare))) for one in of_chunks)
+    return LoRASegments(torch.from_numpy(plan.order), starts, lens, chunk_slots, chunk_tokens)
 
 
 def added(
@@ -161,20 +159,6 @@ def test_the_most_chunks_are_reached_and_never_passed() -> None:
         worst = [*others, *[adapter_count] * (tokens - len(others))]
         assert len(plan_segments(worst, chunk).slots) in (bound, bound - 1)
     assert len(plan_segments([1, 2, 3], 16).slots) == max_chunks(3, 5, 16) == 3
-
-
-def test_segments_forget_the_plan_before() -> None:
-    where = segments(SLOTS, DECODE_CHUNK)
-    where.write(plan_segments([1], DECODE_CHUNK))
-    assert where.lens.tolist() == [1, 0, 0, 0, 0]
-    assert where.slots.tolist() == [1, 0, 0, 0, 0]
-    for too_much in (
-        plan_segments(range(9), 16),
-        plan_segments([1] * 99, 16),
-        plan_segments([1], 4),
-    ):
-        with pytest.raises(ValueError, match="do not fit"):
-            where.write(too_much)
 
 
 def test_shapes_are_checked() -> None:

@@ -1,9 +1,9 @@
 """Low-rank adapters of many requests in one step: y += B (A x), each token with its own slot's.
 
 Called by the models. `lora_shrink` makes A x, `lora_expand` adds B times that; between them lies
-h, which only they read. Tokens are grouped by slot on the host (plan_segments); what tokens there
-are comes to the device in LoRASegments, whose size is fixed, so that a graph can replay the ops. A
-token's result depends on no other token. No request, no name of an adapter and no policy enter.
+h, which only they read. Tokens are grouped by slot on the host (plan_segments); the groups come
+to the device in LoRASegments, whose size is fixed, so that a graph can replay the ops. A token's
+result depends on no other token. No request, no name of an adapter and no policy enter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ class LoRALinear:
     """The adapters of one linear map, or of several on the same input (q, k and v), by slot.
 
     Slot 0 is no adapter: never read. From a part's own rank up to ranks[slot] the rows of A or the
-    columns of B are zero; beyond that nothing is read.
+    columns of B are zero; what lies beyond does not matter.
     """
 
     a: torch.Tensor  # [slots, parts * r_max, in], contiguous
@@ -91,38 +91,16 @@ def max_chunks(max_tokens: int, max_adapters: int, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoRASegments:
-    """A SegmentPlan on the device, int32, in tensors that keep their place; unused chunks are 0."""
+    """A SegmentPlan on the device, int32; unused chunks have length 0 and slot 0.
+
+    The runner copies the plan of each step into the same memory, and pads it.
+    """
 
     order: torch.Tensor  # [T]
     starts: torch.Tensor  # [chunks]
     lens: torch.Tensor  # [chunks]
     slots: torch.Tensor  # [chunks]
     chunk_tokens: int
-
-    @classmethod
-    def empty(
-        cls, max_tokens: int, chunks: int, chunk_tokens: int, device: torch.device
-    ) -> "LoRASegments":
-        order = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        starts, lens, slots = torch.zeros(3, chunks, dtype=torch.int32, device=device)
-        return cls(order, starts, lens, slots, chunk_tokens)
-
-    def write(self, plan: SegmentPlan) -> None:
-        """Take over a plan. Raises ValueError if it does not fit."""
-        pairs = [
-            (self.order, plan.order),
-            (self.starts, plan.starts),
-            (self.lens, plan.lens),
-            (self.slots, plan.slots),
-        ]
-        if self.chunk_tokens != plan.chunk_tokens or any(len(to) < len(new) for to, new in pairs):
-            raise ValueError(
-                f"{len(plan.slots)} chunks of {plan.chunk_tokens} among {len(plan.order)} tokens "
-                f"do not fit {len(self.slots)} of {self.chunk_tokens} among {len(self.order)}"
-            )
-        for to, new in pairs:
-            to[: len(new)].copy_(torch.from_numpy(new), non_blocking=True)
-            to[len(new) :].zero_()
 
 
 def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> torch.Tensor:

@@ -16,10 +16,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if backend.on_triton(gate_up):
         from .cuda import silu_mul as kernel
 
-        flat = gate_up.flatten(0, -2)
-        out = flat.new_empty(flat.shape[0], flat.shape[1] // 2)
-        kernel.silu_mul(flat, out)
-        return out.view(*gate_up.shape[:-1], -1)
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        kernel.silu_mul(gate_up.flatten(0, -2), out.flatten(0, -2))
+        return out
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 

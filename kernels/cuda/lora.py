@@ -14,7 +14,8 @@ import triton.language as tl
 
 from .specialisation import Specialisation
 
-_BLOCK_K = 128
+_DECODE_BLOCK_K = 128
+_EXTEND_BLOCK_K = 64
 _BLOCK_N = 64
 _MIN_RANGE = 512
 _MAX_RANGES = 16
@@ -22,6 +23,8 @@ _MIN_DOT = 16  # of each side of a product on tensor cores
 _SPREAD_BELOW = 32  # chunks shorter than this are of decodes
 _LOADS = 4
 _NUM_WARPS = 4
+# A kernel is not compiled anew for the number of tokens of a step, or for 1 of the others.
+_NOT_SPECIALISED = ("tokens", "parts", "splits")
 
 
 class Segments(Protocol):
@@ -39,7 +42,7 @@ class Segments(Protocol):
     def chunk_tokens(self) -> int: ...
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NOT_SPECIALISED)
 def _shrink_kernel(
     x,
     a,
@@ -124,7 +127,7 @@ def _shrink_ids_kernel(
     tl.store(h + token[:, None] * r_max + r[None, :], values, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NOT_SPECIALISED)
 def _expand_kernel(
     h,
     b,
@@ -172,28 +175,33 @@ def _expand_kernel(
     width = parts * r_max
     b_rows = b + slot * (size_0 + size_1 + size_2) * r_max + column.to(tl.int64)[None, :] * r_max
     more = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    # Loads end at a multiple of 16, so that they are wide; what is beyond the rank is dropped then.
+    loaded_ranks = tl.cdiv(rank, 16) * 16
     for first in range(0, rank, BLOCK_R):
         r = first + tl.arange(0, BLOCK_R)
+        is_loaded = (r < loaded_ranks) & (r < r_max)
         low = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
         for first_split in range(0, splits, LOADS):
             for ahead in tl.static_range(LOADS):
                 split = first_split + ahead
                 place = h + (split * tokens + token)[:, None] * width + (part * r_max + r)[None, :]
-                inside = in_chunk & (r < rank)[None, :] & (split < splits)
+                inside = in_chunk & is_loaded[None, :] & (split < splits)
                 low += tl.load(place, mask=inside, other=0.0)
-        right = tl.load(b_rows + r[:, None], mask=(r < rank)[:, None] & in_part, other=0.0)
+        right = tl.load(b_rows + r[:, None], mask=is_loaded[:, None] & in_part, other=0.0)
         if UPCAST:
             right = right.to(tl.float32)
-        more = tl.dot(low.to(right.dtype), right, more, input_precision="ieee")
+        low = tl.where((r < rank)[None, :], low, 0.0).to(right.dtype)
+        right = tl.where((r < rank)[:, None], right, 0.0)
+        more = tl.dot(low, right, more, input_precision="ieee")
     place = y + token[:, None] * y_stride + column[None, :]
     base = tl.load(place, mask=in_chunk & in_part, other=0.0).to(tl.float32)
     tl.store(place, (base + more).to(y.dtype.element_ty), mask=in_chunk & in_part)
 
 
 def _ranges(size: int) -> tuple[int, int]:
-    """How long the ranges of an input of this size are, a multiple of _BLOCK_K, and how many."""
-    blocks = triton.cdiv(triton.cdiv(size, _MAX_RANGES), _BLOCK_K)
-    length = max(_MIN_RANGE, blocks * _BLOCK_K)
+    """How long the ranges of an input of this size are, in whole blocks, and how many."""
+    blocks = triton.cdiv(triton.cdiv(size, _MAX_RANGES), _DECODE_BLOCK_K)
+    length = max(_MIN_RANGE, blocks * _DECODE_BLOCK_K)
     return length, triton.cdiv(size, length)
 
 
@@ -234,7 +242,7 @@ def shrink(
         RANGES=ranges // splits,
         BLOCK_T=segments.chunk_tokens,
         BLOCK_R=block_r,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_K=_DECODE_BLOCK_K if is_decode else _EXTEND_BLOCK_K,
         UPCAST=triton.knobs.runtime.interpret,
         num_warps=_NUM_WARPS,
         num_stages=4,
@@ -328,7 +336,7 @@ def _shrink(dtype: str, chunk: int, block_r: int, ranges: int) -> Specialisation
         "RANGES": ranges,
         "BLOCK_T": chunk,
         "BLOCK_R": block_r,
-        "BLOCK_K": _BLOCK_K,
+        "BLOCK_K": _DECODE_BLOCK_K if chunk < _SPREAD_BELOW else _EXTEND_BLOCK_K,
         "UPCAST": False,
     }
     return Specialisation(

@@ -10,7 +10,6 @@ import triton.language as tl
 from .specialisation import Specialisation
 
 _HEADS = 8  # per program
-_NUM_WARPS = 4
 
 
 @triton.jit
@@ -76,6 +75,12 @@ def _rotary_kv_store_kernel(
     tl.store(place + HALF, _stored(second, v_scale, LIMIT).to(cached), mask=inside & is_value)
 
 
+def _tile(head_dim: int) -> tuple[int, int]:
+    """BLOCK and warps: eight elements of a thread are a load of 16 bytes."""
+    block: int = triton.next_power_of_2(head_dim // 2)
+    return block, max(_HEADS * block // (32 * 8), 1)
+
+
 def rotary_kv_store(
     qkv: torch.Tensor,
     num_heads: int,
@@ -92,6 +97,7 @@ def rotary_kv_store(
     tokens, heads, head_dim = qkv.shape
     if tokens == 0:
         return
+    block, warps = _tile(head_dim)
     is_fp8 = k_cache.dtype.itemsize == 1
     _rotary_kv_store_kernel[(tokens, triton.cdiv(heads, _HEADS))](
         qkv,
@@ -110,10 +116,10 @@ def rotary_kv_store(
         v_cache.stride(0),
         k_cache.stride(1),
         HALF=head_dim // 2,
-        BLOCK=triton.next_power_of_2(head_dim // 2),
+        BLOCK=block,
         HEADS=_HEADS,
         LIMIT=torch.finfo(k_cache.dtype).max if is_fp8 else 0.0,
-        num_warps=_NUM_WARPS,
+        num_warps=warps,
     )
 
 
@@ -129,10 +135,10 @@ def specialisations() -> list[Specialisation]:
 
 
 def _specialisation(dtype: str, cache: str, head_dim: int, limit: float) -> Specialisation:
-    half = head_dim // 2
+    block, warps = _tile(head_dim)
     constants: dict[str, object] = {
-        "HALF": half,
-        "BLOCK": triton.next_power_of_2(half),
+        "HALF": head_dim // 2,
+        "BLOCK": block,
         "HEADS": _HEADS,
         "LIMIT": limit,
     }
@@ -147,6 +153,6 @@ def _specialisation(dtype: str, cache: str, head_dim: int, limit: float) -> Spec
         | dict.fromkeys(strides, "i32:16")
         | dict.fromkeys(constants, "constexpr"),
         constants,
-        _NUM_WARPS,
+        warps,
         num_stages=1,
     )

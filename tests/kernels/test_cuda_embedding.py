@@ -1,42 +1,36 @@
 """embed: the torch path and the interpreted Triton kernel against the reference."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from support.interpreted import as_if_on_device
 
-from tokenloom.kernels.cuda import embedding as cuda
 from tokenloom.kernels.embedding import embed, embed_reference
 
-Embed = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 LAST_TOKENS = torch.tensor([4, -1, 6, 99])  # -1: a row that failed; 99 is not in the table
 
 
-def embed_on_device(
-    table: torch.Tensor, input_ids: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out = torch.full((len(input_ids), table.shape[1]), torch.nan, dtype=table.dtype)
-    ids = torch.full(input_ids.shape, -7)
-    cuda.embed(table, input_ids, rows, last, out, ids)
-    return out, ids
+@pytest.fixture(name="path", params=["torch", "triton"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "triton":
+        as_if_on_device(monkeypatch)
 
 
-@pytest.mark.parametrize("op", [embed, embed_on_device])
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
-def test_equals_reference(op: Embed, dtype: torch.dtype, id_dtype: torch.dtype) -> None:
+def test_equals_reference(dtype: torch.dtype, id_dtype: torch.dtype) -> None:
     table = torch.randn(7, 1100, generator=torch.Generator().manual_seed(0)).to(dtype)
     input_ids = torch.tensor([3, 0, 5, 1, 6, -2, 7], dtype=id_dtype)
     rows = torch.tensor([-1, 0, 1, -1, 3, -1, -1], dtype=torch.int32)
-    rows_of_table, ids = op(table, input_ids, rows, LAST_TOKENS.to(id_dtype))
+    rows_of_table, ids = embed(table, input_ids, rows, LAST_TOKENS.to(id_dtype))
     assert torch.equal(rows_of_table, embed_reference(table, input_ids, rows, LAST_TOKENS))
     assert ids.tolist() == [3, 4, 0, 1, 6, 0, 6]
 
 
-@pytest.mark.parametrize("op", [embed, embed_on_device])
-def test_no_tokens(op: Embed) -> None:
+@pytest.mark.usefixtures("path")
+def test_no_tokens() -> None:
     nothing = torch.zeros(0, dtype=torch.int32)
-    assert op(torch.ones(3, 5), nothing, nothing, LAST_TOKENS)[0].shape == (0, 5)
+    assert embed(torch.ones(3, 5), nothing, nothing, LAST_TOKENS)[0].shape == (0, 5)
 
 
 def test_shapes_are_checked() -> None:

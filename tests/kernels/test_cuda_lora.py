@@ -1,13 +1,11 @@
-"""The ops of low-rank adapters: the torch path and the interpreted Triton kernels.
-
-Wrappers take a CPU tensor for one of a device where a test says so: then the kernels run.
-"""
+"""The ops of low-rank adapters: the torch path and the interpreted Triton kernels."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from support.interpreted import as_if_on_device
 
 from tokenloom.kernels.lora import (
     DECODE_CHUNK,
@@ -29,21 +27,10 @@ SLOTS = [2, 0, 4, 3, 4, 1, 0, 2]  # of each token
 PARTS = {"o": (70,), "gate_up": (66, 66), "qkv": (70, 20, 20)}
 
 
-@pytest.fixture(params=["torch", "triton"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(name="path", params=["torch", "triton"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "triton":
         as_if_on_device(monkeypatch)
-    return str(request.param)
-
-
-def as_if_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    empty = torch.empty
-
-    def poisoned(*size: int, **options: object) -> torch.Tensor:
-        return empty(*size, **options).fill_(torch.nan)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -63,11 +50,9 @@ def adapters(size: int, parts: tuple[int, ...], dtype: torch.dtype = torch.float
 
 def segments(slots: Sequence[int], chunk_tokens: int, spare: int = 1) -> LoRASegments:
     plan = plan_segments(slots, chunk_tokens)
-    found = LoRASegments.empty(
-        len(slots) + spare, len(plan.slots) + spare, chunk_tokens, torch.device("cpu")
-    )
-    found.write(plan)
-    return found
+    of_chunks = (plan.starts, plan.lens, plan.slots)
+    starts, lens, chunk_slots = (torch.from_numpy(np.pad(one, (0, spare))) for one in of_chunks)
+    return LoRASegments(torch.from_numpy(plan.order), starts, lens, chunk_slots, chunk_tokens)
 
 
 def added(
@@ -174,20 +159,6 @@ def test_the_most_chunks_are_reached_and_never_passed() -> None:
         worst = [*others, *[adapter_count] * (tokens - len(others))]
         assert len(plan_segments(worst, chunk).slots) in (bound, bound - 1)
     assert len(plan_segments([1, 2, 3], 16).slots) == max_chunks(3, 5, 16) == 3
-
-
-def test_segments_forget_the_plan_before() -> None:
-    where = segments(SLOTS, DECODE_CHUNK)
-    where.write(plan_segments([1], DECODE_CHUNK))
-    assert where.lens.tolist() == [1, 0, 0, 0, 0]
-    assert where.slots.tolist() == [1, 0, 0, 0, 0]
-    for too_much in (
-        plan_segments(range(9), 16),
-        plan_segments([1] * 99, 16),
-        plan_segments([1], 4),
-    ):
-        with pytest.raises(ValueError, match="do not fit"):
-            where.write(too_much)
 
 
 def test_shapes_are_checked() -> None:

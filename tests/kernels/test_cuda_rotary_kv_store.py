@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.interpreted import as_if_on_device
 
-from tokenloom.kernels.cuda import rotary_kv_store as cuda
 from tokenloom.kernels.kv_store import as_stored, kv_store_reference
 from tokenloom.kernels.rotary import apply_rotary_reference
 from tokenloom.kernels.rotary_kv_store import rotary_kv_store
@@ -11,6 +11,12 @@ from tokenloom.kernels.rotary_kv_store import rotary_kv_store
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 POSITIONS, SLOTS = 50, 12
 Case = tuple[torch.Tensor, int, int, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(name="path", params=["torch", "triton"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "triton":
+        as_if_on_device(monkeypatch)
 
 
 def case(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Case:
@@ -36,12 +42,10 @@ def empty_cache(kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tenso
     return torch.full((SLOTS, kv_heads, head_dim), torch.nan).to(dtype)
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["torch", "triton"])
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", [(0, 2, 1, 8), (1, 1, 1, 2), (3, 9, 3, 10), (2, 4, 4, 16)])
-def test_equals_references(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, on_device: bool
-) -> None:
+def test_equals_references(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     qkv, heads, kv_heads, positions, cos_sin, loc = case(*shape, dtype)
     before = qkv.clone()
     turned = apply_rotary_reference(before[:, : heads + kv_heads], positions, cos_sin)
@@ -50,11 +54,7 @@ def test_equals_references(
         kv_store_reference(turned[:, heads:], k_cache.float(), loc),
         kv_store_reference(before[:, heads + kv_heads :], v_cache, loc).float(),
     ]
-    arguments = (qkv, heads, kv_heads, positions, cos_sin, k_cache, v_cache, loc)
-    if on_device:
-        cuda.rotary_kv_store(*arguments, 1.0, 1.0)
-    else:
-        rotary_kv_store(*arguments)
+    rotary_kv_store(qkv, heads, kv_heads, positions, cos_sin, k_cache, v_cache, loc)
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype], "equal_nan": True}
     torch.testing.assert_close(qkv[:, : heads + kv_heads].float(), turned, **close)
     torch.testing.assert_close(k_cache.float(), expected[0], **close)
@@ -62,16 +62,16 @@ def test_equals_references(
     assert torch.equal(qkv[:, heads + kv_heads :], before[:, heads + kv_heads :])
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["torch", "triton"])
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_eight_bits_are_scaled_and_saturate(cache_dtype: torch.dtype, on_device: bool) -> None:
+def test_eight_bits_are_scaled_and_saturate(cache_dtype: torch.dtype) -> None:
     qkv, heads, kv_heads, _, cos_sin, loc = case(4, 3, 2, 8, torch.float32)
     # Numbers that eight bits hold, and no turn: the interpreter does not round to eight bits well.
     qkv[:] = as_stored(qkv, cache_dtype, 1.0).float()
     qkv[0] *= 1e6
     caches = [empty_cache(kv_heads, 8, cache_dtype) for _ in range(2)]
-    store = cuda.rotary_kv_store if on_device else rotary_kv_store
-    store(qkv, heads, kv_heads, torch.zeros(4, dtype=torch.int64), cos_sin, *caches, loc, 0.5, 0.25)
+    no_turn = torch.zeros(4, dtype=torch.int64)
+    rotary_kv_store(qkv, heads, kv_heads, no_turn, cos_sin, *caches, loc, 0.5, 0.25)
     largest = torch.finfo(cache_dtype).max
     for cache, first, scale in zip(caches, (heads, heads + kv_heads), (0.5, 0.25), strict=True):
         expected = qkv[:, first : first + kv_heads] / scale

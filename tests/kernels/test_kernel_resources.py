@@ -18,8 +18,10 @@ PAGE = ROOT / "docs" / "kernels.md"
 
 
 def kernels_in(text: str) -> list[str]:
-    rows = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)
-    return [name for name in rows if name != "---" and not name.startswith("kernel, on")]
+    """First cells of the table that the command prints."""
+    found = re.search(r"^\| kernel, on .*\n\| --- .*\n((?:\| .*\n)*)", text, re.MULTILINE)
+    assert found is not None
+    return [line.split(" | ")[0].removeprefix("| ") for line in found[1].splitlines()]
 
 
 @pytest.mark.slow

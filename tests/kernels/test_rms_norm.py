@@ -36,6 +36,15 @@ def test_residual_is_added_and_kept(dtype: torch.dtype) -> None:
     torch.testing.assert_close(result.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_result_may_replace_the_input(dtype: torch.dtype) -> None:
+    x, weight = random(5, 33, dtype=dtype), random(33, dtype=dtype)
+    residual = random(33, 5, dtype=dtype).reshape(5, 33)
+    expected = rms_norm(x.clone(), weight, 1e-5, residual.clone())
+    assert rms_norm(x, weight, 1e-5, residual, out=x) is x
+    assert torch.equal(x, expected)
+
+
 def test_heads_of_a_wider_tensor() -> None:
     heads = random(4, 9, 12)[:, 2:5]
     weight = random(12)
@@ -49,3 +58,5 @@ def test_shapes_are_checked() -> None:
         rms_norm(random(2, 5), random(4), 1e-5)
     with pytest.raises(ValueError, match="residual"):
         rms_norm(random(2, 5), random(5), 1e-5, random(3, 5))
+    with pytest.raises(ValueError, match="out"):
+        rms_norm(random(2, 5), random(5), 1e-5, out=random(2, 5, dtype=torch.bfloat16))

@@ -68,7 +68,8 @@ class Bench:
         for buffer in (self.work.peaks, self.work.scores, self.work.masses, self.work.listed_far):
             buffer.fill_(math.nan)
         for buffer in (
-            self.work.winners,
+            self.work.peak_ids,
+            self.work.score_ids,
             self.work.counts,
             self.work.cut_of_row,
             self.work.listed_ids,

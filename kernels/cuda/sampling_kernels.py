@@ -183,13 +183,14 @@ def _upto(
     bound, blocks, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
 ):
     """How many ids have at most the rank `bound`, and their mass relative to the likeliest's."""
-    number, mass = 0, 0.0
+    # one sum over the program's threads at the end, not one a block
+    numbers, masses = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.float32)
     for block in range(blocks):
         far, ids = _candidates(block, wanted, best, temperature, found, CHUNK, ADJUSTED)
         within = rank(far, ids) <= bound
-        number += tl.sum(within.to(tl.int32), 0)
-        mass += tl.sum(tl.where(within, tl.exp(-far), 0.0), 0)
-    return number, mass
+        numbers += within.to(tl.int32)
+        masses += tl.where(within, tl.exp(-far), 0.0)
+    return tl.sum(numbers, 0), tl.sum(masses, 0)
 
 
 @triton.jit

@@ -200,6 +200,18 @@ def test_a_row_that_keeps_more_than_can_be_listed_is_gone_through_whole(listed: 
     check(random_logits(6, 3, 64, spread=0.1), wishes, listed=listed)
 
 
+def test_such_a_row_is_gone_through_to_its_end() -> None:
+    rising = 0.3 * torch.arange(64.0).expand(2, 64)
+    check(rising, drawing([{"top_k": 5}, {"top_p": 0.6}]), listed=1)
+
+
+def test_top_p_is_a_share_of_all_mass_and_not_of_what_is_near() -> None:
+    """Ten ids hold 0.29 of the mass; the rest lies a little beyond the first of the distances."""
+    logits = torch.zeros(6, 37)
+    logits[:, 10:] = -0.07
+    check(logits, drawing([{"top_p": 0.28}] * 6))
+
+
 def test_a_larger_vocabulary_in_larger_chunks() -> None:
     wishes = drawing([{}, {"top_k": 40}, {"top_p": 0.9}, {"top_k": 299}])
     check(random_logits(7, 4, 300), wishes, chunk=64, listed=64)

@@ -104,6 +104,18 @@ class Needs:
     filters: bool = False  # top_k or top_p
     adjusts: bool = False  # penalties, bias or bans
 
+    def covers(self, other: "Needs") -> bool:
+        return (
+            self.draws >= other.draws
+            and self.filters >= other.filters
+            and self.adjusts >= other.adjusts
+        )
+
+
+# The combinations that are compiled: each does all that those before it do.
+LADDER = (Needs(), Needs(True), Needs(True, True), Needs(True, True, True))
+EVERYTHING = LADDER[-1]
+
 
 def row_columns(
     how: Draw | None,
@@ -255,16 +267,11 @@ def sample(
 
 def specialisations() -> list[Specialisation]:
     """For a vocabulary of 128k: greedy steps, plain draws, filters, and all with adjustments."""
-    needs = {
-        "greedy": (Needs(), False),
-        "draws": (Needs(draws=True), False),
-        "filters": (Needs(draws=True, filters=True), False),
-        "adjusts": (Needs(draws=True, filters=True, adjusts=True), True),
-    }
+    names = ("greedy", "draws", "filters", "adjusts")
     return [
-        _specialisation(kernel, f"{dtype} {name}", f"*{dtype}", need, masked)
-        for dtype, (name, (need, masked)) in product(("fp32", "bf16"), needs.items())
-        for kernel in _kernels(need)
+        _specialisation(kernel, f"{dtype} {name}", f"*{dtype}", needs)
+        for dtype, (name, needs) in product(("fp32", "bf16"), zip(names, LADDER, strict=True))
+        for kernel in _kernels(needs)
     ]
 
 
@@ -273,7 +280,7 @@ def _kernels(needs: Needs) -> list[triton.JITFunction]:
 
 
 def _specialisation(
-    kernel: triton.JITFunction, name: str, logits: str, needs: Needs, masked: bool
+    kernel: triton.JITFunction, name: str, logits: str, needs: Needs
 ) -> Specialisation:
     constants = {
         "DRAWS": needs.draws,
@@ -282,7 +289,7 @@ def _specialisation(
         "CHUNKS": triton.next_power_of_2(triton.cdiv(128_256, CHUNK)),
         "ADJUSTED": needs.adjusts,
     }
-    if not masked:
+    if needs != EVERYTHING:  # there with a mask, too
         constants["allowed"] = None
     signature = {
         argument: "constexpr"

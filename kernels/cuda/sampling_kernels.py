@@ -3,6 +3,7 @@
 Launched by sampling.py beside this file, which says what each is for and what the tables hold; the
 arithmetic of single numbers is in sampling_math.py. `step_row` counts the rows of a step, `row`
 those of the tables. A chunk is CHUNK ids of a row, CHUNKS the power of 2 that their number fits.
+`rows` is often a slice, of any alignment, on which the compiled code must not depend.
 `far` is how far an id lies below the likeliest: minus its scaled logit, inf if it is never drawn.
 """
 
@@ -25,7 +26,7 @@ from .sampling_math import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def peak(
     logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
     allowed, allowed_stride, peaks, peak_ids, vocab_size, chunks,
@@ -74,7 +75,7 @@ def _score(far, kept, ids, floats, ints):
     return tl.where(kept, noise(ids, ints) - far, -float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def weigh(
     logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
     allowed, allowed_stride, peaks, scores, score_ids, cuts, counts, masses, vocab_size, chunks,
@@ -115,7 +116,7 @@ def weigh(
         tl.store(score_ids + step_row * chunks + chunk, chunk * CHUNK + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def collect(
     logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
     allowed, allowed_stride, peaks, cuts, counts, masses,
@@ -274,7 +275,7 @@ def _draw_filtered(
     return token
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def choose(
     logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
     allowed, allowed_stride, peaks, peak_ids, scores, score_ids, cuts, counts, masses,

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from tokenloom.kernels.cuda import sampling as kernel
-from tokenloom.kernels.cuda.sampling import Needs
+from tokenloom.kernels.cuda.sampling import EVERYTHING, Needs
 from tokenloom.kernels.sampling import FAILED, Draw, choose_reference, penalise
 
 CHUNK = 16
 # On a device the same arithmetic is silent.
 INTERPRETED_OVERFLOW = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-EVERYTHING = Needs(draws=True, filters=True, adjusts=True)
 
 
 @dataclass(frozen=True)

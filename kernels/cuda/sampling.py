@@ -48,8 +48,9 @@ _SIGNATURE = {
     "edit_starts": "*i32",
     "allowed": "*i32",
     "peaks": "*fp32",
+    "peak_ids": "*i32",
     "scores": "*fp32",
-    "winners": "*i32",
+    "score_ids": "*i32",
     "counts": "*i32",
     "masses": "*fp32",
     "cuts": "*fp32",
@@ -85,8 +86,9 @@ class Workspace:
     chunk: int
     cuts: torch.Tensor  # [NUM_CUTS] float32: the distances at which rows are weighed, ascending
     peaks: torch.Tensor  # [S, chunks] float32
+    peak_ids: torch.Tensor  # [S, chunks] int32
     scores: torch.Tensor  # [S, chunks] float32
-    winners: torch.Tensor  # [2, S, chunks] int32: ids of the peaks, ids of the scores
+    score_ids: torch.Tensor  # [S, chunks] int32
     counts: torch.Tensor  # [S, NUM_CUTS, chunks] int32
     masses: torch.Tensor  # [S, NUM_CUTS, chunks] float32
     cut_of_row: torch.Tensor  # [S] int32: the cut within which all lies that is kept
@@ -101,6 +103,18 @@ class Needs:
     draws: bool = False
     filters: bool = False  # top_k or top_p
     adjusts: bool = False  # penalties, bias or bans
+
+    def covers(self, other: "Needs") -> bool:
+        return (
+            self.draws >= other.draws
+            and self.filters >= other.filters
+            and self.adjusts >= other.adjusts
+        )
+
+
+# The combinations that are compiled: each does all that those before it do.
+LADDER = (Needs(), Needs(True), Needs(True, True), Needs(True, True, True))
+EVERYTHING = LADDER[-1]
 
 
 def row_columns(
@@ -154,8 +168,9 @@ def workspace(
         chunk=chunk,
         cuts=torch.tensor(CUTS, device=device),
         peaks=table(num_rows, chunks, dtype=torch.float32),
+        peak_ids=table(num_rows, chunks, dtype=torch.int32),
         scores=table(num_rows, chunks, dtype=torch.float32),
-        winners=table(2, num_rows, chunks, dtype=torch.int32),
+        score_ids=table(num_rows, chunks, dtype=torch.int32),
         counts=table(num_rows, NUM_CUTS.value, chunks, dtype=torch.int32),
         masses=table(num_rows, NUM_CUTS.value, chunks, dtype=torch.float32),
         cut_of_row=table(num_rows, dtype=torch.int32),
@@ -207,6 +222,7 @@ def sample(
     row_of = (
         logits,
         logits.stride(0),
+        logits.shape[1],
         rows,
         tables.floats,
         tables.ints,
@@ -217,9 +233,9 @@ def sample(
         allowed,
         0 if allowed is None else allowed.stride(0),
     )
-    found = (work.peaks, work.scores, work.winners, work.winners.stride(0))
-    weighed = (work.cuts, work.counts, work.masses, work.cut_of_row)
-    listed = (work.listed_far, work.listed_ids, work.listed_ids.shape[1])
+    peaks, scores = (work.peaks, work.peak_ids), (work.scores, work.score_ids)
+    weights = (work.cuts, work.counts, work.masses)
+    kept = (work.cut_of_row, work.listed_far, work.listed_ids, work.listed_ids.shape[1])
     sizes = (vocab_size, chunks)
     options = {
         "CHUNK": work.chunk,
@@ -227,24 +243,18 @@ def sample(
         "ADJUSTED": needs.adjusts,
         "enable_fp_fusion": False,  # a fused penalty could break a tie
     }
-    peak[grid](*row_of, *found, *sizes, num_warps=_WARPS, **options)
+    peak[grid](*row_of, *peaks, *sizes, num_warps=_WARPS, **options)
     if needs.draws:
-        weigh[grid](
-            *row_of,
-            *found,
-            *weighed,
-            *sizes,
-            FILTERS=needs.filters,
-            num_warps=_WARPS,
-            **options,
-        )
+        seen = (work.peaks, *scores, *weights, *sizes)
+        weigh[grid](*row_of, *seen, FILTERS=needs.filters, num_warps=_WARPS, **options)
     if needs.filters:
-        collect[grid](*row_of, *found, *weighed, *listed, *sizes, num_warps=_WARPS, **options)
+        collect[grid](*row_of, work.peaks, *weights, *kept, *sizes, num_warps=_WARPS, **options)
     choose[(num_rows,)](
         *row_of,
-        *found,
-        *weighed,
-        *listed,
+        *peaks,
+        *scores,
+        *weights,
+        *kept,
         *sizes,
         next_ids,
         tables.last_tokens,
@@ -257,16 +267,11 @@ def sample(
 
 def specialisations() -> list[Specialisation]:
     """For a vocabulary of 128k: greedy steps, plain draws, filters, and all with adjustments."""
-    needs = {
-        "greedy": (Needs(), False),
-        "draws": (Needs(draws=True), False),
-        "filters": (Needs(draws=True, filters=True), False),
-        "adjusts": (Needs(draws=True, filters=True, adjusts=True), True),
-    }
+    names = ("greedy", "draws", "filters", "adjusts")
     return [
-        _specialisation(kernel, f"{dtype} {name}", f"*{dtype}", need, masked)
-        for dtype, (name, (need, masked)) in product(("fp32", "bf16"), needs.items())
-        for kernel in _kernels(need)
+        _specialisation(kernel, f"{dtype} {name}", f"*{dtype}", needs)
+        for dtype, (name, needs) in product(("fp32", "bf16"), zip(names, LADDER, strict=True))
+        for kernel in _kernels(needs)
     ]
 
 
@@ -275,7 +280,7 @@ def _kernels(needs: Needs) -> list[triton.JITFunction]:
 
 
 def _specialisation(
-    kernel: triton.JITFunction, name: str, logits: str, needs: Needs, masked: bool
+    kernel: triton.JITFunction, name: str, logits: str, needs: Needs
 ) -> Specialisation:
     constants = {
         "DRAWS": needs.draws,
@@ -284,7 +289,7 @@ def _specialisation(
         "CHUNKS": triton.next_power_of_2(triton.cdiv(128_256, CHUNK)),
         "ADJUSTED": needs.adjusts,
     }
-    if not masked:
+    if needs != EVERYTHING:  # there with a mask, too
         constants["allowed"] = None
     signature = {
         argument: "constexpr"

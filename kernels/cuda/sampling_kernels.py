@@ -3,6 +3,7 @@
 Launched by sampling.py beside this file, which says what each is for and what the tables hold; the
 arithmetic of single numbers is in sampling_math.py. `step_row` counts the rows of a step, `row`
 those of the tables. A chunk is CHUNK ids of a row, CHUNKS the power of 2 that their number fits.
+`rows` is often a slice, of any alignment, on which the compiled code must not depend.
 `far` is how far an id lies below the likeliest: minus its scaled logit, inf if it is never drawn.
 """
 
@@ -22,14 +23,13 @@ from .sampling_math import (
     adjusted,
     noise,
     rank,
-    wish,
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def peak(
-    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, vocab_size, chunks,
+    logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
+    allowed, allowed_stride, peaks, peak_ids, vocab_size, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
     """The largest adjusted logit of a chunk and the lowest id that has it; inf if one is broken."""
@@ -37,16 +37,16 @@ def peak(
     row = tl.load(rows + step_row).to(tl.int64)
     if row < 0:
         return
-    wanted = wish(
-        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
-        edits, allowed, allowed_stride, vocab_size, chunks,
+    wanted = (
+        logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
+        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
     x = tl.where(x < float("inf"), x, float("inf"))  # NaN, too
     best, at = tl.max(x, 0, return_indices=True)
     tl.store(peaks + step_row * chunks + chunk, best)
-    tl.store(winners + step_row * chunks + chunk, chunk * CHUNK + at)
+    tl.store(peak_ids + step_row * chunks + chunk, chunk * CHUNK + at)
 
 
 @triton.jit
@@ -75,12 +75,11 @@ def _score(far, kept, ids, floats, ints):
     return tl.where(kept, noise(ids, ints) - far, -float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def weigh(
-    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
-    vocab_size, chunks, FILTERS: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
+    logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
+    allowed, allowed_stride, peaks, scores, score_ids, cuts, counts, masses, vocab_size, chunks,
+    FILTERS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
     """A plain row's best score in a chunk, or what a filtered one has within each distance."""
     chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -92,9 +91,9 @@ def weigh(
     best = _largest(peaks, step_row, chunks, CHUNKS)
     if not _drawn(best, temperature):
         return
-    wanted = wish(
-        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
-        edits, allowed, allowed_stride, vocab_size, chunks,
+    wanted = (
+        logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
+        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
@@ -114,14 +113,14 @@ def weigh(
             _score(far, far >= 0.0, ids, row_floats, row_ints), 0, return_indices=True
         )
         tl.store(scores + step_row * chunks + chunk, score)
-        tl.store(winners + winners_stride + step_row * chunks + chunk, chunk * CHUNK + at)
+        tl.store(score_ids + step_row * chunks + chunk, chunk * CHUNK + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def collect(
-    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
-    listed_far, listed_ids, listed, vocab_size, chunks,
+    logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
+    allowed, allowed_stride, peaks, cuts, counts, masses,
+    cut_of_row, listed_far, listed_ids, listed, vocab_size, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Choose the cut of a filtered row; list the chunk's ids within it, ascending, if all fit."""
@@ -150,9 +149,9 @@ def collect(
     here = tl.sum(tl.sum(tl.where(each == chunk, within, 0), 1), 0)
     if (here == 0) | (tl.sum(tl.sum(within, 1), 0) > listed):
         return
-    wanted = wish(
-        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts,
-        edits, allowed, allowed_stride, vocab_size, chunks,
+    wanted = (
+        logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
+        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
@@ -185,13 +184,14 @@ def _upto(
     bound, blocks, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
 ):
     """How many ids have at most the rank `bound`, and their mass relative to the likeliest's."""
-    number, mass = 0, 0.0
+    # one sum over the program's threads at the end, not one a block
+    numbers, masses = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.float32)
     for block in range(blocks):
         far, ids = _candidates(block, wanted, best, temperature, found, CHUNK, ADJUSTED)
         within = rank(far, ids) <= bound
-        number += tl.sum(within.to(tl.int32), 0)
-        mass += tl.sum(tl.where(within, tl.exp(-far), 0.0), 0)
-    return number, mass
+        numbers += within.to(tl.int32)
+        masses += tl.where(within, tl.exp(-far), 0.0)
+    return tl.sum(numbers, 0), tl.sum(masses, 0)
 
 
 @triton.jit
@@ -221,12 +221,11 @@ def _last_kept(
 
 @triton.jit
 def _draw_filtered(
-    step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
+    step_row, floats, ints, vocab_size, wanted, best, temperature, cuts, counts, masses, cut_of_row,
     listed_far, listed_ids, listed, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ):  # fmt: skip
     """The id drawn from those that top_k, then top_p, then min_p keep."""
-    vocab_size, floats, ints = wanted[1], wanted[2], wanted[3]
     index = tl.load(cut_of_row + step_row)
     each = tl.arange(0, CHUNKS)
     place = (step_row * NUM_CUTS + index) * chunks + each
@@ -276,11 +275,11 @@ def _draw_filtered(
     return token
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def choose(
-    logits, logits_stride, rows, floats, ints, edit_ids, edit_values, edit_starts, edits, allowed,
-    allowed_stride, peaks, scores, winners, winners_stride, cuts, counts, masses, cut_of_row,
-    listed_far, listed_ids, listed, vocab_size, chunks, next_ids, last_tokens,
+    logits, logits_stride, width, rows, floats, ints, edit_ids, edit_values, edit_starts, edits,
+    allowed, allowed_stride, peaks, peak_ids, scores, score_ids, cuts, counts, masses,
+    cut_of_row, listed_far, listed_ids, listed, vocab_size, chunks, next_ids, last_tokens,
     DRAWS: tl.constexpr, FILTERS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -293,24 +292,26 @@ def choose(
     best = _largest(peaks, step_row, chunks, CHUNKS)
     token = -1
     if (best < float("inf")) & (best > -float("inf")):
-        token = _winner(best, peaks, winners, step_row, chunks, CHUNKS)
+        token = _winner(best, peaks, peak_ids, step_row, chunks, CHUNKS)
         if DRAWS:
             temperature = tl.load(row_floats + TEMPERATURE)
             filtered = False
             if FILTERS:
                 filtered = _filters(row_floats, row_ints) & (temperature > 0.0)
                 if filtered:
-                    wanted = wish(
-                        logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values,
-                        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
+                    wanted = (
+                        logits, logits_stride, width, step_row, row, floats, ints, edit_ids,
+                        edit_values, edit_starts, edits, allowed, allowed_stride, vocab_size,
+                        chunks,
                     )  # fmt: skip
                     token = _draw_filtered(
-                        step_row, wanted, best, temperature, cuts, counts, masses, cut_of_row,
-                        listed_far, listed_ids, listed, chunks, CHUNK, CHUNKS, ADJUSTED,
+                        step_row, row_floats, row_ints, vocab_size, wanted, best, temperature,
+                        cuts, counts, masses, cut_of_row, listed_far, listed_ids, listed, chunks,
+                        CHUNK, CHUNKS, ADJUSTED,
                     )  # fmt: skip
             if (temperature > 0.0) & (not filtered):
                 score = _largest(scores, step_row, chunks, CHUNKS)
-                token = _winner(score, scores, winners + winners_stride, step_row, chunks, CHUNKS)
+                token = _winner(score, scores, score_ids, step_row, chunks, CHUNKS)
     tl.store(next_ids + step_row, token)
     tl.store(last_tokens + row, tl.maximum(token, 0))
     if token >= 0:

@@ -29,49 +29,39 @@ _LARGEST_BELOW_1 = tl.constexpr(1.0 - 2.0**-24)
 
 
 @triton.jit
-def wish(
-    logits, logits_stride, step_row, row, floats, ints, edit_ids, edit_values, edit_starts, edits,
-    allowed, allowed_stride, vocab_size, chunks,
-) -> tuple[tl.tensor, ...]:  # fmt: skip
-    """The row's part of every table, as `adjusted` takes it."""
-    if allowed is not None:
-        allowed += row * allowed_stride
-    return (
-        logits + step_row * logits_stride,
-        vocab_size,
-        floats + row * COLUMNS,
-        ints + row * COLUMNS,
-        edit_ids + row * edits,
-        edit_values + row * edits,
-        edit_starts + row * (chunks + 1),
-        allowed,
-    )
-
-
-@triton.jit
 def adjusted(wanted, chunk, ids, ADJUSTED: tl.constexpr) -> tl.tensor:
     """Logits [N] float32 of a chunk's ids after penalties, bias, bans and mask.
 
-    `wanted` is what `wish` gives; beyond the vocabulary all are -inf.
+    `wanted` are the tables, whole, and which row is meant: a tuple as the kernels build it. Beyond
+    the vocabulary all are -inf.
     """
-    logits, vocab_size, floats, ints, edit_ids, edit_values, edit_starts, allowed = wanted
+    (
+        logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
+        edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
+    ) = wanted  # fmt: skip
     known = ids < vocab_size
-    x = tl.load(logits + ids, mask=known, other=float("-inf")).to(tl.float32)
+    # read up to the width, mostly a multiple of 16 where the vocabulary is not: in wide loads
+    logits += step_row * logits_stride
+    x = tl.load(logits + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
     if ADJUSTED:
+        floats += row * COLUMNS
+        ints += row * COLUMNS
         address = tl.load(ints + HISTORY)
         if address != 0:
             x = _penalised(x, address, ids, known, floats)
         banning = tl.load(ints + GENERATED) < tl.load(ints + MIN_NEW_TOKENS)
-        for edit in range(tl.load(edit_starts + chunk), tl.load(edit_starts + chunk + 1)):
-            value = tl.load(edit_values + edit)
+        edit_starts += row * (chunks + 1) + chunk
+        for edit in range(tl.load(edit_starts), tl.load(edit_starts + 1)):
+            edited = ids == tl.load(edit_ids + row * edits + edit)
+            value = tl.load(edit_values + row * edits + edit)
             if value > float("-inf"):
-                x = tl.where(ids == tl.load(edit_ids + edit), x + value, x)
+                x = tl.where(edited, x + value, x)
             elif banning:
-                x = tl.where(ids == tl.load(edit_ids + edit), float("-inf"), x)
+                x = tl.where(edited, float("-inf"), x)
     if allowed is not None:
-        words = tl.load(allowed + ids // 32, mask=known, other=0)
+        words = tl.load(allowed + row * allowed_stride + ids // 32, mask=known, other=0)
         x = tl.where(((words >> (ids % 32)) & 1) != 0, x, float("-inf"))
-    return x
+    return tl.where(known, x, float("-inf"))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ...kernels.cuda import sampling as kernel
-from ...kernels.cuda.sampling import Needs
+from ...kernels.cuda.sampling import LADDER, Needs
 from ...kernels.sampling import Draw
 from ...wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from ..worker_batch import RowOpen
@@ -25,6 +25,7 @@ MAX_EDITS = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 84
 class DeviceSampler:
     """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are never seen.
 
+    A step has at most `num_rows` rows, with its padding.
     `last_tokens` [num_rows] int32, on the device: what each row sampled last, the input of its next
     decode. `chunk` and `listed` are the kernels' (small vocabularies in tests want small ones).
     """
@@ -32,7 +33,6 @@ class DeviceSampler:
     def __init__(
         self,
         num_rows: int,
-        max_step_rows: int,  # of the largest step, with its padding
         vocab_size: int,
         device: torch.device,
         chunk: int = kernel.CHUNK,
@@ -40,10 +40,10 @@ class DeviceSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._work = kernel.workspace(max_step_rows, vocab_size, device, chunk, listed)
+        self._work = kernel.workspace(num_rows, vocab_size, device, chunk, listed)
         self._tables = kernel.row_tables(num_rows, self._work, MAX_EDITS)
-        self._next_ids = torch.zeros(max_step_rows, dtype=torch.int32, device=device)
-        self._needs: list[Needs | None] = [None] * num_rows
+        self._next_ids = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._levels: list[int | None] = [None] * num_rows  # in the ladder of needs
         self._edited = [False] * num_rows
         # The tables know addresses; what lies there lives as long as the row is not opened again.
         self._histories: list[torch.Tensor | None] = [None] * num_rows
@@ -81,25 +81,26 @@ class DeviceSampler:
         self._put(self._tables.ints[row], ints)
         self._put_edits(row, bias, banned)
         self._histories[row] = history
-        self._needs[row] = Needs(
-            draws=how is not None,
-            filters=how is not None and (0 < how.top_k < self._vocab_size or how.top_p < 1.0),
-            adjusts=bool(history is not None or bias or banned),
-        )
+        filters = how is not None and (0 < how.top_k < self._vocab_size or how.top_p < 1.0)
+        needs = Needs(how is not None, filters, bool(history is not None or bias or banned))
+        self._levels[row] = next(level for level, one in enumerate(LADDER) if one.covers(needs))
 
     def needs(self, rows: Sequence[int]) -> Needs:
-        """What a step of these rows needs. ValueError for one that was never opened."""
-        found = []
+        """What covers a step of these rows. ValueError for one that was never opened."""
+        highest = 0
         for row in rows:
-            need = self._needs[row]
-            if need is None:
+            level = self._levels[row]
+            if level is None:
                 raise ValueError(f"row {row} samples but was never opened")
-            found.append(need)
-        return Needs(
-            draws=any(need.draws for need in found),
-            filters=any(need.filters for need in found),
-            adjusts=any(need.adjusts for need in found),
-        )
+            highest = max(highest, level)
+        return LADDER[highest]
+
+    def warm_up(self, width: int) -> None:
+        """Have all kernels compiled for float32 logits of `width` columns."""
+        logits = torch.empty(1, width, dtype=torch.float32, device=self._device)
+        padding = torch.full((1,), -1, dtype=torch.int32, device=self._device)
+        for needs in LADDER:
+            self.sample(logits, padding, needs)
 
     def sample(
         self,
@@ -152,8 +153,9 @@ class DeviceSampler:
         if edited or self._edited[row]:
             chunks = self._work.peaks.shape[1]
             ids, values, starts = kernel.edit_columns(bias, banned, self._work.chunk, chunks)
-            self._put(self._tables.edit_ids[row, : len(ids)], ids)
-            self._put(self._tables.edit_values[row, : len(ids)], values)
+            if ids:
+                self._put(self._tables.edit_ids[row, : len(ids)], ids)
+                self._put(self._tables.edit_values[row, : len(ids)], values)
             self._put(self._tables.edit_starts[row], starts)
         self._edited[row] = edited
 

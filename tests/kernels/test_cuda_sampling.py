@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from tokenloom.kernels.cuda import sampling as kernel
-from tokenloom.kernels.cuda.sampling import Needs
+from tokenloom.kernels.cuda.sampling import EVERYTHING, Needs
 from tokenloom.kernels.sampling import FAILED, Draw, choose_reference, penalise
 
 CHUNK = 16
 # On a device the same arithmetic is silent.
 INTERPRETED_OVERFLOW = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-EVERYTHING = Needs(draws=True, filters=True, adjusts=True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ class Bench:
         for buffer in (self.work.peaks, self.work.scores, self.work.masses, self.work.listed_far):
             buffer.fill_(math.nan)
         for buffer in (
-            self.work.winners,
+            self.work.peak_ids,
+            self.work.score_ids,
             self.work.counts,
             self.work.cut_of_row,
             self.work.listed_ids,
@@ -197,6 +197,18 @@ def test_of_ties_at_the_border_the_lowest_ids_are_kept() -> None:
 def test_a_row_that_keeps_more_than_can_be_listed_is_gone_through_whole(listed: int) -> None:
     wishes = drawing([{"top_k": 50, "top_p": 0.99}, {"top_p": 0.97}, {"top_k": 9}])
     check(random_logits(6, 3, 64, spread=0.1), wishes, listed=listed)
+
+
+def test_such_a_row_is_gone_through_to_its_end() -> None:
+    rising = 0.3 * torch.arange(64.0).expand(2, 64)
+    check(rising, drawing([{"top_k": 5}, {"top_p": 0.6}]), listed=1)
+
+
+def test_top_p_is_a_share_of_all_mass_and_not_of_what_is_near() -> None:
+    """Ten ids hold 0.29 of the mass; the rest lies a little beyond the first of the distances."""
+    logits = torch.zeros(6, 37)
+    logits[:, 10:] = -0.07
+    check(logits, drawing([{"top_p": 0.28}] * 6))
 
 
 def test_a_larger_vocabulary_in_larger_chunks() -> None:

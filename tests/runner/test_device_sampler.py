@@ -16,7 +16,7 @@ from tokenloom.wire.sampling import SamplingParams
 
 VOCAB = 45
 WIDE = 48  # columns of the logits
-NUM_ROWS = 8
+NUM_ROWS = 9
 GREEDY = SamplingParams(temperature=0.0)
 
 # Row by row; a request that bans is told to ban 2 and 40, and 46, which the tokenizer lacks.
@@ -54,9 +54,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.host = Sampler(NUM_ROWS, VOCAB)
-        self.device = DeviceSampler(
-            NUM_ROWS, NUM_ROWS + 1, VOCAB, torch.device("cpu"), chunk=16, listed=32
-        )
+        self.device = DeviceSampler(NUM_ROWS, VOCAB, torch.device("cpu"), chunk=16, listed=32)
 
     def open(self, wish: RowOpen) -> None:
         self.host.open(wish)
@@ -117,7 +115,7 @@ def test_a_failed_row_notes_nothing_and_its_neighbours_do_not_feel_it() -> None:
 
 
 def test_a_grammar_allows_ids_by_row() -> None:
-    sampler = DeviceSampler(3, 1, VOCAB, torch.device("cpu"), chunk=16)
+    sampler = DeviceSampler(3, VOCAB, torch.device("cpu"), chunk=16)
     sampler.open(opened(2, GREEDY))
     allowed = torch.zeros(3, 2, dtype=torch.int32)
     allowed[2, 1] = 1 << (33 - 32)
@@ -126,30 +124,36 @@ def test_a_grammar_allows_ids_by_row() -> None:
 
 
 def test_what_a_step_needs_follows_from_its_rows() -> None:
-    sampler = DeviceSampler(NUM_ROWS, 1, VOCAB, torch.device("cpu"), chunk=16)
+    sampler = DeviceSampler(NUM_ROWS, VOCAB, torch.device("cpu"), chunk=16)
     for row, sampling in enumerate(WISHES):
         sampler.open(opened(row, sampling))
     assert sampler.needs([]) == sampler.needs([0, 6]) == Needs()
     assert sampler.needs([0, 1]) == sampler.needs([7]) == Needs(draws=True)
-    assert sampler.needs([2, 6]) == Needs(draws=True, filters=True)
-    assert sampler.needs([4]) == Needs(adjusts=True)
-    assert sampler.needs([1, 4]) == Needs(draws=True, adjusts=True)
-    assert sampler.needs([5, 0]) == Needs(draws=True, filters=True, adjusts=True)
+    assert sampler.needs([2, 1, 6]) == Needs(draws=True, filters=True)
+    for rows in ([3], [4], [5], [1, 4, 2]):
+        assert sampler.needs(rows) == Needs(draws=True, filters=True, adjusts=True)
     # as many tokens as are asked for: what was banned no longer is
     sampler.open(opened(0, SamplingParams(temperature=0.0, min_new_tokens=2), output=[1, 1]))
     assert sampler.needs([0]) == Needs()
 
 
+def test_warming_up_changes_nothing() -> None:
+    pair = Pair()
+    pair.open(opened(0, WISHES[3]))
+    pair.device.warm_up(WIDE)
+    pair.step([0], logits_of(0, 1))
+
+
 def test_misuse_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = DeviceSampler(2, 1, VOCAB, torch.device("cpu"), chunk=16)
+    sampler = DeviceSampler(2, VOCAB, torch.device("cpu"), chunk=16)
     with pytest.raises(ValueError, match="row 1 was opened without a seed"):
         sampler.open(opened(1, SamplingParams()))
     with pytest.raises(ValueError, match="row 0 samples but was never opened"):
         sampler.needs([0])
     sampler.open(opened(0, GREEDY))
-    two = torch.tensor([0, -1], dtype=torch.int32)
-    with pytest.raises(ValueError, match="2 rows sample at once, the workspace is for 1"):
-        sampler.sample(logits_of(0, 2), two, Needs())
+    three = torch.tensor([0, -1, -1], dtype=torch.int32)
+    with pytest.raises(ValueError, match="3 rows sample at once, the workspace is for 2"):
+        sampler.sample(logits_of(0, 3), three, Needs())
     monkeypatch.setattr(device_sampler, "MAX_EDITS", 2)
     with pytest.raises(ValueError, match="row 0 has 1 biases and 2 bans, over 2"):
         sampler.open(opened(0, WISHES[5]))

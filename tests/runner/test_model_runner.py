@@ -125,14 +125,15 @@ class Driver:
         """Compute the next `counts[i]` ids of each request; sampled ids are appended to them."""
         ids = array("i")
         samples = []
+        decoding = set(counts) == {1} and all(r.computed >= len(r.prompt) for r in requests)
         for request, count in zip(requests, counts, strict=True):
             end = request.computed + count
-            ids.extend(request.ids[request.computed : end])
+            if not decoding:  # else the runner knows what it has sampled
+                ids.extend(request.ids[request.computed : end])
             samples.append(end == len(request.ids))
             while len(request.pages) * self.runner.page_size < end:
                 self._give(request, [self.free_pages.pop()])
         self.steps += 1
-        decoding = all(samples) and set(counts) == {1}
         batch = ModelWorkerBatch(
             step=self.steps,
             mode=ForwardMode.DECODE if decoding else ForwardMode.MIXED,
@@ -146,7 +147,7 @@ class Driver:
             opened=self._opened,
         )
         self._opened, self._new_pages = [], []
-        result = self.runner.run(batch)
+        result = self.runner.launch(batch).result()
         assert result.step == self.steps
         assert len(result.next_ids) == sum(samples)
         sampled = iter(result.next_ids)

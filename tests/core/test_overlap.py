@@ -314,6 +314,7 @@ def test_an_adapter_is_dropped_when_its_last_step_has_landed() -> None:
 
 
 def test_a_flush_and_a_drain_wait_for_the_last_step() -> None:
+    """SCH-20."""
     bench = Bench(overlap=True)
     rid = bench.submit(prompt(20), 40, ignore_eos=True)
     bench.launch()

@@ -1,18 +1,19 @@
 """The scheduler process's loop: mailbox -> core -> runner -> core -> outbox.
 
-Synchronous: one step at a time, messages between steps, asleep when there is nothing to compute. No
-decision is made here.
+Messages are read between steps, and it sleeps when there is nothing to compute. Overlapped, a step
+is planned and launched before the result of the last one is read. No decision is made here.
 """
 
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..wire.kv_events import KVEvent
 from ..wire.messages import LoRALoaded, ToDetokenizer, ToScheduler
-from .core.scheduler import Scheduler
+from .core.scheduler import MAX_LAUNCHED, Scheduler
 from .step_log import StepLog
 from .worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch
 
@@ -39,11 +40,17 @@ class Adapters(Protocol):
     def take_loaded(self) -> list[LoRALoaded]: ...
 
 
+class Launched(Protocol):
+    def result(self) -> BatchResult:
+        """Blocks until the step has been computed."""
+        ...
+
+
 class Runner(Protocol):
     @property
     def loras(self) -> Adapters: ...
 
-    def run(self, batch: ModelWorkerBatch) -> BatchResult: ...
+    def launch(self, batch: ModelWorkerBatch) -> Launched: ...
 
 
 class KVEvents(Protocol):
@@ -57,9 +64,13 @@ def event_loop(
     out: Out,
     kv_events: KVEvents | None = None,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    overlap: bool = False,
 ) -> None:
     """Serves until the scheduler has drained."""
     step_log = StepLog(scheduler)
+    in_flight: deque[tuple[ModelWorkerBatch, Launched]] = deque()
+    most = MAX_LAUNCHED if overlap else 1
     stalled = False
     while not scheduler.drained:
         messages = _receive(scheduler, inbox, runner.loras, stalled)
@@ -69,11 +80,13 @@ def event_loop(
         for loaded in runner.loras.take_loaded():
             _send(out, scheduler.lora_loaded(loaded))
         batch = scheduler.get_next_batch_to_run()
-        stalled = batch is None
         if batch is not None:
-            result = runner.run(batch)
-            _send(out, scheduler.process_batch_result(result))
-            step_log.after(batch)
+            in_flight.append((batch, runner.launch(batch)))
+        stalled = not in_flight
+        if len(in_flight) == most or (in_flight and batch is None):
+            landed, launched = in_flight.popleft()
+            _send(out, scheduler.process_batch_result(launched.result()))
+            step_log.after(landed)
         runner.loras.follow(scheduler.take_lora_orders())
         if kv_events is not None:
             kv_events.publish(scheduler.take_kv_events())

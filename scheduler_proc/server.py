@@ -52,7 +52,8 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
     # 100,000 nodes: the loop asks for one when it is idle.
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
-    event_loop(scheduler, runner, mailbox, outbox, kv_events)
+    overlap = runner.on_device and not config.execution.disable_overlap_schedule
+    event_loop(scheduler, runner, mailbox, outbox, kv_events, overlap=overlap)
     runner.loras.close()
     if kv_events is not None:
         kv_events.close()

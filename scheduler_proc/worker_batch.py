@@ -3,6 +3,7 @@
 Positions count from 0 over prompt and answer. The slot of position p in row r is
 `page_table[r][p // page_size] * page_size + p % page_size`; page 0 is padding. The runner keeps its
 own copy of the page table and of each row's sampler state, and learns of changes from here alone.
+Steps are computed in the order of their launches, of which two may await that core sees the result.
 """
 
 from array import array
@@ -34,8 +35,9 @@ class RowOpen:
 class ModelWorkerBatch:
     """One step. Columns run over the rows of the batch; the first `num_decodes` are decodes.
 
-    `input_ids` concatenates the new tokens of all rows: `extend_lens[i]` of them at positions
-    `prefix_lens[i] ...`. `samples[i]` says whether row i yields a token (all but inner chunks).
+    Row i computes `extend_lens[i]` tokens at positions `prefix_lens[i] ...`. A decode's token is
+    what the runner itself sampled last for that row: core may not know it yet. `input_ids` holds
+    those of the other rows. `samples[i]` says whether row i yields a token (all but inner chunks).
     `new_pages` holds (row, index in its page table, page) for every page newly given to a row.
     `lora_slots` is the adapter slot of each row, 0 for the base model; empty if all are. Slots are
     written before the step: (slot, lora_id) in `new_loras`, lora_id 0 to clear one.
@@ -67,7 +69,8 @@ class LoRAOrders:
 class BatchResult:
     """`next_ids[k]` belongs to the k-th sampling row of the batch, in batch order.
 
-    -1: the row's logits were not finite, its request ends with an error.
+    -1: the row's logits were not finite, its request ends with an error. A step that has been
+    launched already computes the row once more, from any id: that result is ignored.
     """
 
     step: int

@@ -260,6 +260,13 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="threads of the model; default: one per physical core"),
     ] = None
+    disable_overlap_schedule: Annotated[
+        bool,
+        Meta(
+            description="on a GPU, plan a step only after the result of the last one has been "
+            "read; on a CPU that is so anyway"
+        ),
+    ] = False
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from itertools import count, pairwise
 import msgspec
 
 from ...scheduler_proc.core.scheduler import Scheduler
-from ...scheduler_proc.worker_batch import BatchResult, ModelWorkerBatch
+from ...scheduler_proc.worker_batch import ModelWorkerBatch
 from ...wire.messages import (
     BatchTokenIDOut,
     Finish,
@@ -27,7 +27,7 @@ from ...wire.messages import (
 )
 from ...wire.sampling import SamplingParams
 from ..summary import Spread, spread
-from .hash_model import HashRunner
+from .hash_model import HashRunner, LateResult
 
 
 class Stuck(RuntimeError):
@@ -125,7 +125,7 @@ class Driver:
         self.runner = runner
         self.now = 0.0
         self.steps = 0
-        self.in_flight: ModelWorkerBatch | None = None
+        self.in_flight: deque[tuple[ModelWorkerBatch, LateResult]] = deque()
         self.courses: dict[int, Course] = {}
         self.starts: list[int] = []  # rids in the order in which they were admitted
         self._ended: deque[Course] = deque()
@@ -147,22 +147,22 @@ class Driver:
         return self._noted(self.scheduler.expire(self.now))
 
     def launch(self) -> ModelWorkerBatch | None:
-        """Plan the next step; None if there is nothing to compute."""
-        assert self.in_flight is None, "one step at a time"
-        self.in_flight = self.scheduler.get_next_batch_to_run()
-        for entry in self.in_flight.opened if self.in_flight else ():
+        """Plan the next step; None if there is nothing to compute, or a result is needed first."""
+        batch = self.scheduler.get_next_batch_to_run()
+        if batch is None:
+            return None
+        self.in_flight.append((batch, self.runner.launch(batch)))
+        for entry in batch.opened:
             assert entry.sampling.seed is not None
             self.courses[entry.sampling.seed].admissions.append(self.now)
             self.starts.append(entry.sampling.seed)
-        return self.in_flight
+        return batch
 
     def land(self) -> list[ToDetokenizer]:
-        """Compute the step in flight, let its time pass and hand its result in."""
-        batch = self.in_flight
-        assert batch is not None, "no step is in flight"
-        result: BatchResult = self.runner.run(batch)
+        """Compute the oldest step in flight, let its time pass and hand its result in."""
+        batch, launched = self.in_flight.popleft()
+        result = launched.result()
         self.steps += 1
-        self.in_flight = None
         seconds = self._step_time(batch)
         self.now += seconds
         said = self._noted(self.scheduler.process_batch_result(result))

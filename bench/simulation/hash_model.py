@@ -137,6 +137,7 @@ class HashRunner:
         self.budget = budget
         self.scripts: dict[int, Script] = {}
         self.table: list[list[int]] = [[] for _ in range(num_rows)]
+        self.last_ids = [0] * num_rows  # sampled
         self.seeds: dict[int, int] = {}  # of the rows opened so far
         self.steps = 0
         self.fail_rows: set[int] = set()
@@ -144,8 +145,13 @@ class HashRunner:
         self.slots = array("I", bytes(4 * num_pages * page_size))
         self._memory = memoryview(self.slots).cast("B")
 
+    def launch(self, batch: ModelWorkerBatch) -> "LateResult":
+        """Steps launched together must be read in their order."""
+        return LateResult(self, batch)
+
     def run(self, batch: ModelWorkerBatch) -> BatchResult:
         self.steps += 1
+        assert batch.step == self.steps, "a step is missing, or read out of turn"
         self._check(batch)
         for entry in batch.opened:
             assert entry.sampling.seed is not None
@@ -155,16 +161,14 @@ class HashRunner:
             self._map(row, index, page)
         self.loras.write(batch.new_loras)
         self._write(batch)
-        return BatchResult(
-            batch.step,
-            [
-                self._sample(row, start + count)
-                for row, start, count, samples in zip(
-                    batch.rows, batch.prefix_lens, batch.extend_lens, batch.samples, strict=True
-                )
-                if samples
-            ],
-        )
+        next_ids = []
+        for row, start, count, samples in zip(
+            batch.rows, batch.prefix_lens, batch.extend_lens, batch.samples, strict=True
+        ):
+            if samples:
+                next_ids.append(self._sample(row, start + count))
+                self.last_ids[row] = max(0, next_ids[-1])
+        return BatchResult(batch.step, next_ids)
 
     def _map(self, row: int, index: int, page: int) -> None:
         assert page != 0, "the padding page was handed out"
@@ -178,6 +182,8 @@ class HashRunner:
     def _write(self, batch: ModelWorkerBatch) -> None:
         """All writes of a step come before all reads, as in a layer of the real model."""
         size, slots, written, done = self.page_size, self.slots, 0, set()
+        ids = [self.last_ids[row] for row in batch.rows[: batch.num_decodes]]
+        ids += batch.input_ids
         loras = [self.loras.slots[slot] for slot in batch.lora_slots or [0] * len(batch.rows)]
         for row, start, count, lora_id in zip(
             batch.rows, batch.prefix_lens, batch.extend_lens, loras, strict=True
@@ -186,7 +192,7 @@ class HashRunner:
             state = self._state_before(row, start)
             for position in range(start, start + count):
                 slot = table[position // size] * size + position % size
-                state = _next_state(state, batch.input_ids[written], lora_id)
+                state = _next_state(state, ids[written], lora_id)
                 slots[slot] = state
                 done.add(slot)
                 written += 1
@@ -202,12 +208,14 @@ class HashRunner:
         return state
 
     def _sample(self, row: int, end: int) -> int:
-        if row in self.fail_rows:
-            self.fail_rows.discard(row)
-            return -1
         page_bytes, memory, crc = 4 * self.page_size, self._memory, 0
         whole, rest = divmod(end, self.page_size)
         table = self.table[row]
+        if row in self.fail_rows:
+            self.fail_rows.discard(row)
+            page, at = divmod(end - 1, self.page_size)
+            self.slots[table[page] * self.page_size + at] ^= 1  # whoever reads it goes wrong
+            return -1
         for page in table[:whole]:
             crc = zlib.crc32(memory[page * page_bytes : (page + 1) * page_bytes], crc)
         if rest:
@@ -222,9 +230,20 @@ class HashRunner:
         decodes = batch.num_decodes
         assert len(set(batch.rows)) == len(batch.rows), "a row twice in a batch"
         assert all(count >= 1 for count in batch.extend_lens)
-        assert sum(batch.extend_lens) == len(batch.input_ids)
-        assert sum(batch.extend_lens[decodes:]) <= self.budget, "more prompt than the budget"
+        assert sum(batch.extend_lens[decodes:]) == len(batch.input_ids)
+        assert len(batch.input_ids) <= self.budget, "more prompt than the budget"
         assert all(batch.samples[:decodes])
         assert set(batch.extend_lens[:decodes]) <= {1}
         assert (batch.mode is ForwardMode.DECODE) == (decodes == len(batch.rows))
         assert (batch.mode is ForwardMode.EXTEND) == (decodes == 0)
+
+
+@dataclass(slots=True, frozen=True)
+class LateResult:
+    """A launched step, which is computed when it is read: it must not miss what comes meanwhile."""
+
+    runner: HashRunner
+    batch: ModelWorkerBatch
+
+    def result(self) -> BatchResult:
+        return self.runner.run(self.batch)

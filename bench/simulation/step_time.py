@@ -19,6 +19,7 @@ class StepTime:
     context_token: float = 0.9e-6  # reading one token's keys and values
 
     def __call__(self, batch: ModelWorkerBatch) -> float:
-        prompt = len(batch.input_ids) - batch.num_decodes
         context = sum(batch.prefix_lens) * self.context_token
-        return self.step + batch.num_decodes * self.row + prompt * self.token + context
+        return (
+            self.step + batch.num_decodes * self.row + len(batch.input_ids) * self.token + context
+        )

@@ -99,5 +99,7 @@ def _check_rows(kv: KVCache, reqs: list[Req]) -> None:
             len(req.kv.pages) >= kv.pages_for(req.kv.computed),
             f"request {req.rid} has more computed tokens than pages",
         )
+        in_order = req.kv.landed <= req.kv.computed <= len(req.ids) + 1
+        _require(in_order, f"request {req.rid}: landed, computed and known tokens disagree")
     rows = [req.kv.row for req in reqs if req.kv is not None] + kv.rows.free_numbers()
     _require(sorted(rows) == list(range(kv.rows.capacity)), "rows are lost or held twice")

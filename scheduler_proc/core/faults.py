@@ -21,6 +21,10 @@ class Faults:
         self.steps += 1
         return self.retract_every > 0 and self.steps % self.retract_every == 0
 
+    def postpone_retraction(self) -> None:
+        """It could not be done: the next step is asked for it again."""
+        self.steps -= 1
+
     def misses(self) -> bool:
         self.looks += 1
         return self.miss_every > 0 and self.looks % self.miss_every == 0

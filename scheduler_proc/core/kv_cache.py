@@ -79,7 +79,7 @@ class KVCache:
         node = self.tree.lock(match, req.priority)
         (row,) = self.rows.alloc(1)
         computed = match.num_pages * self.page_size
-        req.kv = ReqKV(row, match.pages, match.num_pages, node, computed)
+        req.kv = ReqKV(row, match.pages, match.num_pages, node, computed, landed=computed)
         req.match = None  # the request will outgrow it
         self._note(req.kv, 0)
 
@@ -117,11 +117,16 @@ class KVCache:
         return True
 
     def commit(self, req: Req) -> None:
-        """Hand the request's full computed pages to the tree, and lock them there for it."""
+        """Hand the full pages whose steps have landed to the tree, and lock them there for it.
+
+        Of a page that the tree had already, ours is free at once, though a launched step may read
+        it: whoever gets it next writes it in a later step, and steps are computed in their order.
+        """
         kv = req.kv
         assert kv is not None
-        full = kv.computed // self.page_size
-        if not self._reuse or full <= kv.tree_pages:
+        # of a step that was launched ahead of an end, the input may never have been told
+        full = min(kv.landed, len(req.ids)) // self.page_size
+        if not self._reuse or full <= kv.tree_pages or not kv.sound:
             return
         first = kv.tree_pages
         key = req.ids[first * self.page_size : full * self.page_size].tobytes()
@@ -134,16 +139,13 @@ class KVCache:
             kv.pages[first:full] = inserted.pages
             self._note(kv, first)
 
-    def release(self, req: Req, *, keep: bool = True) -> None:
-        """Take everything back, whatever way the request ended; a second call does nothing.
-
-        `keep=False` leaves what the tree does not have yet out of it: its KV is not to be trusted.
-        """
+    def release(self, req: Req) -> None:
+        """Take everything back, whatever way the request ended; a second call does nothing."""
         kv = req.kv
         if kv is None:
             return
-        if keep:
-            self.commit(req)
+        assert not kv.in_flight, "a launched step holds its pages"
+        self.commit(req)
         self.pages.free(kv.pages[kv.tree_pages :])
         self.tree.unlock(kv.node)
         self.rows.free([kv.row])

@@ -1,7 +1,7 @@
 """PrefixLeaders: of requests that wait with a common uncached prefix, one goes ahead. PURE.
 
-Made anew for each step by core/waiting_queue.py from the prompts that the step computes. A request
-that waits does so for a leader in this very step: there is no leader that could have gone.
+Made anew for each step by core/waiting_queue.py from the prompts that the step computes, or a step
+that has not landed: there is no leader that could have gone.
 """
 
 from .req import Req
@@ -14,9 +14,9 @@ class PrefixLeaders:
         self._by_start: dict[int, dict[bytes, list[Req]]] = {}
 
     def add(self, req: Req) -> None:
-        """The step computes a piece of its prompt, from kv.computed on."""
+        """A piece of its prompt is being computed: what follows kv.landed is not in the tree."""
         assert req.kv is not None
-        start = req.kv.computed
+        start = req.kv.landed
         end = start + self._tokens
         if self._tokens and end <= len(req.ids):
             group = req.ids[start:end].tobytes()

@@ -1,6 +1,14 @@
 """Req: one request in the scheduler, its state machine, and what it holds of the KV pool.
 
 Owned by core/scheduler.py; nothing outside core ever sees one. PURE.
+
+    WAITING -> EXTENDING -> DECODING     admitted; the last piece of its prompt is launched
+    EXTENDING, DECODING -> WAITING       retracted: only while no launched step holds it
+    any -> FINISHED                      it ends while no launched step holds it
+    EXTENDING, DECODING -> ENDING        it ends while one does: told at once, takes part no more
+    ENDING -> FINISHED                   the last step that holds it has landed
+
+A row and pages are held exactly in EXTENDING, DECODING and ENDING. The client is told one end.
 """
 
 from array import array
@@ -15,19 +23,19 @@ from .radix_cache import Match, TreeNode
 
 class ReqState(Enum):
     WAITING = "waiting"  # holds nothing of the pool
-    EXTENDING = "extending"  # prompt pieces are being computed
+    EXTENDING = "extending"  # a part of its prompt has not been launched yet
     DECODING = "decoding"
-    ABORTING = "aborting"  # unwanted, but a launched batch still writes its pages
+    ENDING = "ending"  # its client has been told the end, but a launched step holds its pages
     FINISHED = "finished"
 
 
 _MOVES: dict[ReqState, frozenset[ReqState]] = {
     ReqState.WAITING: frozenset({ReqState.EXTENDING, ReqState.FINISHED}),
     ReqState.EXTENDING: frozenset(
-        {ReqState.DECODING, ReqState.WAITING, ReqState.ABORTING, ReqState.FINISHED}
+        {ReqState.DECODING, ReqState.WAITING, ReqState.ENDING, ReqState.FINISHED}
     ),
-    ReqState.DECODING: frozenset({ReqState.WAITING, ReqState.ABORTING, ReqState.FINISHED}),
-    ReqState.ABORTING: frozenset({ReqState.FINISHED}),
+    ReqState.DECODING: frozenset({ReqState.WAITING, ReqState.ENDING, ReqState.FINISHED}),
+    ReqState.ENDING: frozenset({ReqState.FINISHED}),
     ReqState.FINISHED: frozenset(),
 }
 _STORY_LENGTH = 16
@@ -42,7 +50,8 @@ class ReqKV:
     """What a running request holds. The one place that says which of its pages are whose.
 
     pages[:tree_pages] belong to the prefix tree and are locked through `node`;
-    pages[tree_pages:] belong to the request. Tokens [0, computed) have their KV in place.
+    pages[tree_pages:] belong to the request. Tokens [0, computed) have their KV in place or will
+    have it by steps that are launched; of these, the steps of tokens [0, landed) have been read.
     """
 
     row: int
@@ -50,6 +59,13 @@ class ReqKV:
     tree_pages: int
     node: TreeNode
     computed: int
+    landed: int
+    sound: bool = True  # False: the model failed on it, the tree gets no more of it
+
+    @property
+    def in_flight(self) -> bool:
+        """A launched step reads and writes the pages."""
+        return self.landed < self.computed
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +106,20 @@ class Req:
     @property
     def holds_pages(self) -> bool:
         return self.kv is not None
+
+    @property
+    def in_flight(self) -> bool:
+        return self.kv is not None and self.kv.in_flight
+
+    @property
+    def goes_on_decoding(self) -> bool:
+        """The launched steps bring no end that could be known."""
+        kv = self.kv
+        return (
+            self.state is ReqState.DECODING
+            and kv is not None
+            and kv.computed < self.prompt_len + self.max_new_tokens - 1
+        )
 
     def move(self, state: ReqState, why: str) -> None:
         self.story.append(f"{self.state.value} -> {state.value}: {why}")

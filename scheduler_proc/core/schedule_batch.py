@@ -4,51 +4,70 @@ Built by core/scheduler.py, decodes first; kept until the step's result has come
 """
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
+from ..worker_batch import BatchResult, ForwardMode, ModelWorkerBatch, RowOpen
 from .lora_slots import LoRASlots
-from .req import Req
+from .req import Req, ReqState
 
 
 @dataclass(slots=True, frozen=True)
 class ScheduleBatch:
-    """`tokens[i]` of `reqs[i]` are computed; the first `num_decodes` rows are decodes."""
+    """A token of each of the `decodes` is computed, then so many of each of the `extends`."""
 
     step: int
-    reqs: list[Req]
-    tokens: list[int]
-    num_decodes: int
+    decodes: list[Req]
+    extends: list[tuple[Req, int]]
+
+    @property
+    def reqs(self) -> list[Req]:
+        return self.decodes + [req for req, _ in self.extends]
 
     @property
     def mode(self) -> ForwardMode:
-        if self.num_decodes == len(self.reqs):
+        if not self.extends:
             return ForwardMode.DECODE
-        return ForwardMode.MIXED if self.num_decodes else ForwardMode.EXTEND
+        return ForwardMode.MIXED if self.decodes else ForwardMode.EXTEND
 
-    def for_worker(
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(tokens for _, tokens in self.extends)
+
+    def launch(
         self,
         new_pages: list[tuple[int, int, int]],
         opened: list[RowOpen],
         loras: LoRASlots,
     ) -> ModelWorkerBatch:
-        rows, prefix_lens, samples = [], [], []
-        input_ids = array("i")
-        for req, count in zip(self.reqs, self.tokens, strict=True):
+        """What the runner is to compute; from here on its tokens count as computed."""
+        rows, prefix_lens = [], []
+        extend_lens, samples = [1] * len(self.decodes), [True] * len(self.decodes)
+        for req in self.decodes:
             kv = req.kv
             assert kv is not None
-            end = kv.computed + count
             rows.append(kv.row)
             prefix_lens.append(kv.computed)
-            samples.append(end == len(req.ids))
-            input_ids += req.ids[kv.computed : end]
+            kv.computed += 1
+        input_ids = array("i")
+        for req, tokens in self.extends:
+            kv = req.kv
+            assert kv is not None
+            rows.append(kv.row)
+            prefix_lens.append(kv.computed)
+            extend_lens.append(tokens)
+            input_ids += req.ids[kv.computed : kv.computed + tokens]
+            kv.computed += tokens
+            samples.append(kv.computed == len(req.ids))
+            if samples[-1]:
+                req.move(ReqState.DECODING, "all of its prompt is launched")
         return ModelWorkerBatch(
             step=self.step,
             mode=self.mode,
-            num_decodes=self.num_decodes,
+            num_decodes=len(self.decodes),
             rows=rows,
             prefix_lens=prefix_lens,
-            extend_lens=list(self.tokens),
+            extend_lens=extend_lens,
             samples=samples,
             input_ids=input_ids,
             new_pages=new_pages,
@@ -56,6 +75,24 @@ class ScheduleBatch:
             lora_slots=self._lora_slots(loras),
             new_loras=loras.take_writes(),
         )
+
+    def land(self, result: BatchResult) -> Iterator[tuple[Req, int | None]]:
+        """Each row with what it has sampled, None within a prompt. Its tokens have landed."""
+        sampled = iter(result.next_ids)
+        for req in self.decodes:
+            token_id = next(sampled)
+            kv = req.kv
+            assert kv is not None
+            kv.landed += 1
+            kv.sound &= token_id >= 0
+            yield req, token_id
+        for req, tokens in self.extends:
+            kv = req.kv
+            assert kv is not None
+            kv.landed += tokens
+            sample = next(sampled) if kv.landed == len(req.ids) else None
+            kv.sound &= sample is None or sample >= 0
+            yield req, sample
 
     def _lora_slots(self, loras: LoRASlots) -> list[int]:
         if not any(req.lora_id for req in self.reqs):

@@ -1,9 +1,13 @@
 """The Scheduler: requests in, steps out, results in, rows out. Every decision is made here.
 
 Driven by event_loop.py: `handle` messages, `get_next_batch_to_run`, run it, `process_batch_result`.
-Owns the waiting queue, the running requests and, through KVCache, all pages and rows. PURE.
+A step may be planned before the result of the last is known: who runs is taken to go on until its
+limit, and who turns out to have ended costs a row of that step. Nobody is retracted meanwhile: the
+result may free what is missing. Owns the waiting queue, the running requests and, through KVCache,
+all pages and rows. PURE.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from ...wire.config import SchedulingConfig, contradiction
@@ -42,8 +46,11 @@ from .schedule_batch import ScheduleBatch, row_open
 from .totals import QueueCounts, Totals
 from .waiting_queue import WaitingQueue
 
+MAX_LAUNCHED = 2  # steps
 MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
 DRAINING = "the server is shutting down"
+NO_PAGES = "the KV pool did not give the pages that this request was promised"
+NOT_FINITE = "the model gave no finite probabilities for this request"
 
 
 class Scheduler:
@@ -63,11 +70,11 @@ class Scheduler:
         self._admission = Admission(settings)
         self._waiting = WaitingQueue(settings, self._kv)
         self._queue_limits = QueueLimits(settings)
-        self._running: dict[int, Req] = {}
+        self._running: dict[int, Req] = {}  # who holds pages
         self._reqs: dict[int, Req] = {}  # waiting and running, by rid
         self._chunked: Req | None = None  # the one running request whose prompt is partly computed
-        self._launched: ScheduleBatch | None = None
-        self._endings: dict[int, Finish] = {}  # of requests that are ABORTING
+        self._launched: deque[ScheduleBatch] = deque()  # results are outstanding, oldest first
+        self._settle_first = False  # no step is planned before all results are known
         self._opened: list[RowOpen] = []
         self._rows_out = RowsOut()
         self._arrivals = 0
@@ -149,12 +156,7 @@ class Scheduler:
     def _end_early(self, rid: int, finish: Finish) -> None:
         """Abort and stop-string end alike. A rid that has ended already is no news."""
         req = self._reqs.get(rid)
-        if req is None or req.state is ReqState.ABORTING:
-            return
-        if self._launched is not None and req in self._launched.reqs:
-            req.move(ReqState.ABORTING, finish.reason)
-            self._endings[rid] = finish
-        else:
+        if req is not None and req.state is not ReqState.ENDING:
             self._finish(req, finish)
 
     def _drain(self) -> None:
@@ -165,45 +167,56 @@ class Scheduler:
     # -- shaping a step
 
     def get_next_batch_to_run(self) -> ModelWorkerBatch | None:
-        """Running decodes first, then prompt pieces; None when there is nothing to compute."""
-        assert self._launched is None, "the previous step's result has not been processed"
-        decodes = self._decodes_with_room()
+        """Running decodes first, then prompt pieces; None when there is nothing to compute, or not
+        before the result of a launched step is known.
+        """
+        assert len(self._launched) < MAX_LAUNCHED, "results must be processed first"
+        self._settle_first &= bool(self._launched)
+        decodes = [] if self._settle_first else self._decodes_with_room()
+        if self._settle_first:
+            return None
         extends = self._extends(decodes)
         decodes = [req for req in decodes if req.state is ReqState.DECODING]  # less the preempted
         if not decodes and not extends:
             return None
         self._step += 1
-        self._launched = ScheduleBatch(
-            step=self._step,
-            reqs=decodes + [req for req, _ in extends],
-            tokens=[1] * len(decodes) + [tokens for _, tokens in extends],
-            num_decodes=len(decodes),
-        )
+        batch = ScheduleBatch(self._step, decodes, extends)
+        self._launched.append(batch)
         opened, self._opened = self._opened, []
-        return self._launched.for_worker(self._kv.take_new_pages(), opened, self._loras)
+        return batch.launch(self._kv.take_new_pages(), opened, self._loras)
 
     def _decodes_with_room(self) -> list[Req]:
         """All decoding requests, each with a page for its next token; retracts until they fit."""
         before = self.totals.retractions
         if self._faults.retracts():
+            if self._must_settle():
+                self._faults.postpone_retraction()
+                return []
             for forced in in_giving_order(self._running.values())[:1]:
                 self._retract(forced)
         while True:
-            decodes = [req for req in self._running.values() if req.state is ReqState.DECODING]
+            decodes = [req for req in self._running.values() if req.goes_on_decoding]
             needy = [req for req in decodes if req.kv and self._kv.is_full(req.kv)]
+            if len(needy) > self._kv.reachable_pages and self._must_settle():
+                return []
             if self._kv.make_room(len(needy)):
                 break
             victim = choose_victim(self._running.values())
             if victim is not None:
                 self._retract(victim)
             else:  # a lone one always fits, or intake has let through what it must not
-                self._end_without_pages(needy[0])
+                self._finish(needy[0], _error(500, NO_PAGES))
         for req in needy:
             if req.kv and not self._kv.grow(req.kv, 1):
                 decodes.remove(req)
                 self._allocation_failed(req)
         self._admission.after_decodes(decodes, retracted=self.totals.retractions > before)
         return decodes
+
+    def _must_settle(self) -> bool:
+        """Somebody is to be retracted: not before all results are known."""
+        self._settle_first = bool(self._launched)
+        return self._settle_first
 
     def _retract(self, req: Req) -> None:
         """Back to the queue, keeping answer and arrival; computed pages stay in the tree."""
@@ -225,13 +238,9 @@ class Scheduler:
         self.totals.violations += 1
         req.failed_allocations += 1
         if req.failed_allocations >= MAX_FAILED_ALLOCATIONS:
-            self._end_without_pages(req)
-        elif req.state is not ReqState.WAITING:
+            self._finish(req, _error(500, NO_PAGES))
+        elif req.holds_pages and not req.in_flight:  # else it has only missed this step
             self._retract(req)
-
-    def _end_without_pages(self, req: Req) -> None:
-        why = "the KV pool did not give the pages that this request was promised"
-        self._finish(req, _error(500, why))
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
         """The request being chunked, then waiting ones that fit, or these first."""
@@ -255,11 +264,14 @@ class Scheduler:
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
         threshold = self._settings.preemption_threshold
+        extending = [req for batch in self._launched for req, _ in batch.extends]
+        if self._chunked is not None:
+            extending.append(self._chunked)
         candidates = self._waiting.candidates(
-            self._computed_tokens, self._chunked, self._loras.lacks_slot
+            self._computed_tokens, extending, self._loras.lacks_slot
         )
         while not adder.was_cut and (self._kv.rows.available or threshold is not None):
-            req = next(candidates, None)
+            req = None if self._settle_first else next(candidates, None)
             if req is None or not adder.has_budget_for(req):
                 break
             if adder.add_new(req) or self._preempt_for(req, adder, threshold):
@@ -270,11 +282,12 @@ class Scheduler:
 
     def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
-        if threshold is None:
+        victims = adder.victims_for(req, threshold) if threshold is not None else []
+        if not victims or self._must_settle():
             return False
-        for victim in (victims := adder.victims_for(req, threshold)):
+        for victim in victims:
             self._retract(victim)
-        return bool(victims) and adder.add_new(req)
+        return adder.add_new(req)
 
     def _admit(self, req: Req) -> None:
         kv = req.kv
@@ -295,34 +308,27 @@ class Scheduler:
 
     def process_batch_result(self, result: BatchResult) -> list[ToDetokenizer]:
         """Append tokens, decide finishes, hand pages to the tree; returns what must be sent."""
-        batch = self._launched
-        assert batch is not None, "a result without its batch"
+        assert self._launched, "a result without its batch"
+        batch = self._launched.popleft()
         assert batch.step == result.step, "a result of another step"
-        self._launched = None
-        sampled = iter(result.next_ids)
-        for req, tokens in zip(batch.reqs, batch.tokens, strict=True):
-            kv = req.kv
-            assert kv is not None
-            kv.computed += tokens
-            self._computed_tokens += tokens
-            self._advance(req, next(sampled) if kv.computed == len(req.ids) else None)
+        self._computed_tokens += batch.num_tokens
+        for req, token_id in batch.land(result):
+            self._advance(req, token_id)
+        for req, _ in batch.extends:
+            if req.holds_pages:
+                self._kv.commit(req)
         return self._outputs()
 
     def _advance(self, req: Req, token_id: int | None) -> None:
-        if req.state is ReqState.ABORTING:
-            self._finish(req, self._endings.pop(req.rid))
-        elif token_id is None:
-            self._kv.commit(req)
-        elif token_id < 0:
-            why = "the model gave no finite probabilities for this request"
-            self._finish(req, _error(500, why), keep=False)
-        else:
+        if req.state is ReqState.ENDING:
+            if not req.in_flight:
+                self._leave(req, "landed")
+        elif token_id is not None and token_id < 0:
+            self._finish(req, _error(500, NOT_FINITE))
+        elif token_id is not None:
             self._append(req, token_id)
 
     def _append(self, req: Req, token_id: int) -> None:
-        if req.state is ReqState.EXTENDING:
-            req.move(ReqState.DECODING, "prompt computed")
-            self._kv.commit(req)
         req.ids.append(token_id)
         self.totals.generated_tokens += 1
         self._waiting.charge_answer(req)
@@ -332,20 +338,25 @@ class Scheduler:
         else:
             self._finish(req, finish, (token_id,))
 
-    def _finish(
-        self, req: Req, finish: Finish, token_ids: tuple[int, ...] = (), *, keep: bool = True
-    ) -> None:
-        """The one way out, from every state: frees all, tells once."""
+    def _finish(self, req: Req, finish: Finish, token_ids: tuple[int, ...] = ()) -> None:
+        """The one way out: tells once, and frees all as soon as no launched step holds it."""
         self._queue_limits.end(req)
         self._admission.after_end(req, finish)
-        if req.state is not ReqState.WAITING:
+        self._waiting.end(req)
+        self._rows_out.add(req, token_ids, finish)
+        if req.in_flight:
+            req.move(ReqState.ENDING, finish.reason)
+            self._chunked = None if self._chunked is req else self._chunked
+        else:
+            self._leave(req, finish.reason)
+
+    def _leave(self, req: Req, why: str) -> None:
+        if req.holds_pages:
             self._stop_running(req)
         self._loras.leave(req.lora_id)
-        self._waiting.end(req)
-        self._kv.release(req, keep=keep)
-        req.move(ReqState.FINISHED, finish.reason)
+        self._kv.release(req)
+        req.move(ReqState.FINISHED, why)
         del self._reqs[req.rid]
-        self._rows_out.add(req, token_ids, finish)
 
     # -- what others see
 

@@ -6,7 +6,7 @@ Lines are one per tenant with --fairness vtc, else there is one. PURE.
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from ...wire.config import SchedulingConfig
@@ -169,19 +169,21 @@ class WaitingQueue:
 
     # -- who goes next
 
-    def candidates(self, now: int, chunked: Req | None, lacks_slot: LacksSlot) -> Iterator[Req]:
+    def candidates(
+        self, now: int, extending: Iterable[Req], lacks_slot: LacksSlot
+    ) -> Iterator[Req]:
         """Requests that may start, best first; ends where the pool is to be held for one of them.
 
         The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
-        for the next one. `chunked` is the one whose prompt this step goes on with. Who lacks a slot
-        for its adapter (`lora_id`) is passed over, as are those who wait for a prefix.
+        for the next one. `extending`: of whose prompts this step or a launched one computes a
+        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix.
         """
         self._refresh()
         settings = self._settings
         grouped = 0 if settings.disable_radix_cache else settings.prefix_group_tokens
         leaders = PrefixLeaders(grouped, self._kv.page_size)
-        if chunked is not None:
-            leaders.add(chunked)
+        for req in extending:
+            leaders.add(req)
         lookahead = Lookahead(settings.max_skips, settings.lookahead)
         passed_over = 0
         for req in self._in_order(now, lacks_slot):

@@ -1,6 +1,6 @@
 """ModelRunner: turns the ModelWorkerBatch of a step into a BatchResult.
 
-Owned by the event loop, which calls `run` once a step and reads the facts at start-up. Owns the
+Owned by the event loop, which calls `launch` once a step and reads the facts at start-up. Owns the
 model, the KV buffers, the slot table and the sampler. No policy enters: which rows, tokens and
 pages make a step is decided in core.
 """
@@ -43,6 +43,16 @@ class LoadedModel:
     read_adapter: AdapterReader
 
 
+@dataclass(slots=True, frozen=True)
+class Computed:
+    """A launched step that is done: the CPU computes it in `launch`."""
+
+    _result: BatchResult
+
+    def result(self) -> BatchResult:
+        return self._result
+
+
 class ModelRunner:
     """Facts that core and front need are attributes; `num_pages` includes the padding page 0."""
 
@@ -78,10 +88,16 @@ class ModelRunner:
         self.num_pages = self._pool.num_pages
         self._slots = SlotTable(num_rows, loaded.context_length, scheduling.page_size)
         self._sampler = Sampler(num_rows, loaded.vocab_size)
+        self._last_ids = np.zeros(num_rows, dtype=np.int64)  # sampled, of each row
         self.loras = LoRAMemoryPool(max_loras, loaded.read_adapter)
 
+    @property
+    def on_device(self) -> bool:
+        """Steps are computed elsewhere, so that the next one can be planned meanwhile."""
+        return self._pool.k_cache[0].is_cuda
+
     @torch.inference_mode()
-    def run(self, batch: ModelWorkerBatch) -> BatchResult:
+    def launch(self, batch: ModelWorkerBatch) -> "Computed":
         """Compute one step. An id of -1 in the result means that this row alone has failed."""
         for opened in batch.opened:
             self._sampler.open(opened)
@@ -91,19 +107,22 @@ class ModelRunner:
         sampling_rows = [
             row for row, samples in zip(batch.rows, batch.samples, strict=True) if samples
         ]
-        return BatchResult(batch.step, self._sampler.sample(logits, sampling_rows))
+        next_ids = self._sampler.sample(logits, sampling_rows)
+        self._last_ids[sampling_rows] = np.maximum(next_ids, 0)
+        return Computed(BatchResult(batch.step, next_ids))
 
     def _forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
         rows, prefix_lens, extend_lens = (
             np.array(column, dtype=np.int64)
             for column in (batch.rows, batch.prefix_lens, batch.extend_lens)
         )
+        last_ids = self._last_ids[rows[: batch.num_decodes]]
         ends = extend_lens.cumsum()
         positions = _positions(prefix_lens, extend_lens, ends)
         totals = (prefix_lens + extend_lens).tolist()
         return ForwardBatch(
             mode=batch.mode,
-            input_ids=torch.from_numpy(np.array(batch.input_ids, dtype=np.int64)),
+            input_ids=torch.from_numpy(np.concatenate([last_ids, batch.input_ids])),
             positions=torch.from_numpy(positions),
             out_cache_loc=self._slots.of_tokens(np.repeat(rows, extend_lens), positions),
             rows=batch.rows,

@@ -104,7 +104,7 @@ def test_shared_pages_count_once() -> None:
     kv.admit(running[0], kv.match(running[0]))
     assert running[0].kv is not None
     assert kv.grow(running[0].kv, 640)
-    running[0].kv.computed = 640
+    running[0].kv.computed = running[0].kv.landed = 640
     kv.commit(running[0])
     for number in range(2, 6):
         req = waiting(number, 656, 16)
@@ -125,7 +125,7 @@ def test_a_candidate_is_tested_with_its_prefix_locked() -> None:
         kv.admit(first, kv.match(first))
         assert first.kv is not None
         assert kv.grow(first.kv, 160)
-        first.kv.computed = 160
+        first.kv.computed = first.kv.landed = 160
         kv.release(first)
         again = waiting(1, 161, 160)
         assert len(kv.match(again).pages) == 10
@@ -148,7 +148,7 @@ def test_several_candidates_share_what_room_there_is() -> None:
         first = waiting(1, 160, 16)
         start(kv, first, 160)
         assert first.kv is not None
-        first.kv.computed = 160
+        first.kv.computed = first.kv.landed = 160
         kv.commit(first)
         reserve = admission.reserve(kv, [first])
         for number in range(2, 9):

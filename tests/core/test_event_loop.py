@@ -4,14 +4,18 @@ import gc
 import logging
 import re
 import weakref
+from dataclasses import dataclass
 
 import pytest
+from support.hash_model import LateResult
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.event_loop import STALLED_MS, event_loop
+from tokenloom.scheduler_proc.worker_batch import BatchResult, ModelWorkerBatch
 from tokenloom.wire.kv_events import AllBlocksCleared, BlockStored, KVEvent
 from tokenloom.wire.messages import (
+    AbortReq,
     BatchTokenIDOut,
     Drained,
     DrainReq,
@@ -67,6 +71,94 @@ def test_serves_sleeps_when_idle_and_drains() -> None:
     assert len(tokens) == 50, "a drain lets running requests end"
     assert any(isinstance(message, StatsOut) and message.seq == 4 for message in sent)
     assert isinstance(sent[-1], Drained)
+
+
+class Watched:
+    """A runner that writes down what the loop does, and how often it has looked for messages."""
+
+    def __init__(self, bench: Bench, script: Script) -> None:
+        self.loras = bench.runner.loras
+        self.did: list[tuple[str, int]] = []
+        self.looks: list[int] = []
+        self._runner = bench.runner
+        self._script = script
+
+    def launch(self, batch: ModelWorkerBatch) -> "WatchedStep":
+        self.did.append(("launch", batch.step))
+        self.looks.append(len(self._script.waits))
+        return WatchedStep(self, self._runner.launch(batch))
+
+
+@dataclass
+class WatchedStep:
+    runner: Watched
+    launched: LateResult
+
+    def result(self) -> BatchResult:
+        result = self.launched.result()
+        self.runner.did.append(("read", result.step))
+        return result
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_is_launched_before_or_after_the_result_of_the_last_one(overlap: bool) -> None:
+    bench = Bench()
+    script = Script([request(1, 4)], [DrainReq()])
+    runner, sent = Watched(bench, script), Sent()
+    event_loop(bench.scheduler, runner, script, sent, overlap=overlap)
+    in_turn = [(what, step) for step in range(1, 5) for what in ("launch", "read")]
+    ahead = [("launch", 1)]
+    for step in range(2, 5):
+        ahead += [("launch", step), ("read", step - 1)]
+    assert runner.did == ([*ahead, ("read", 4)] if overlap else in_turn)
+    assert finishes(sent) == {1: (200, 4)}
+    assert set(script.waits[:-1]) <= {1000, 0}, "no nap while a step is in flight"
+    assert runner.looks == list(range(1, 5)), "and no turn without something to do"
+
+
+def test_messages_are_read_while_a_step_is_in_flight() -> None:
+    """Its client is told before the step has been read; the loop does not sleep until it has."""
+    bench = Bench()
+    script = Script([request(1)], [], [AbortReq(1)], [], [DrainReq()])
+    runner, sent = Watched(bench, script), Sent()
+    event_loop(bench.scheduler, runner, script, sent, overlap=True)
+    assert finishes(sent) == {1: (200, 1)}
+    assert runner.did == [("launch", 1), ("launch", 2), ("read", 1), ("read", 2)]
+    assert script.waits == [1000, 0, 0, 1000, None], "asleep once the second step has been read"
+    bench.assert_clean()
+
+
+class UntilAllEnd(Script):
+    def __init__(self, sent: Sent, *calls: list[ToScheduler]) -> None:
+        super().__init__(*calls)
+        self._sent, self._asked = sent, len(calls)
+
+    def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]:
+        if len(finishes(self._sent)) == self._asked:
+            return [DrainReq()]
+        return super().receive(timeout_ms)
+
+
+def test_answers_are_the_same_either_way() -> None:
+    answers = []
+    for overlap in (False, True):
+        bench = Bench(pool_tokens=128, ratio=0.01)
+        sent = Sent()
+        script = UntilAllEnd(sent, *[[request(rid, 60)] for rid in range(1, 6)])
+        event_loop(bench.scheduler, bench.runner, script, sent, overlap=overlap)
+        assert bench.scheduler.totals.retractions
+        answers.append(tokens_of(sent))
+        bench.assert_clean()
+    assert answers[0] == answers[1]
+    assert {len(answer) for answer in answers[0].values()} == {60}
+
+
+def tokens_of(sent: Sent) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for message in sent:
+        for row in message.rows if isinstance(message, BatchTokenIDOut) else ():
+            tokens.setdefault(row.rid, []).extend(row.token_ids)
+    return tokens
 
 
 class Published(list[KVEvent]):

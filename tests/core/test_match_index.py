@@ -30,7 +30,7 @@ def compute(kv: KVCache, req: Req) -> None:
     assert req.kv is not None
     missing = len(req.ids) - req.kv.computed
     kv.grow(req.kv, missing)
-    req.kv.computed += missing
+    req.kv.computed = req.kv.landed = len(req.ids)
     kv.release(req)
 
 

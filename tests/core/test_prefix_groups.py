@@ -18,7 +18,7 @@ def make(ids: list[int], namespace: str = "") -> Req:
 
 def leading(ids: list[int], computed: int = 0, namespace: str = "") -> Req:
     req = make(ids, namespace)
-    req.kv = ReqKV(0, [], 0, RadixCache(1).root, computed)
+    req.kv = ReqKV(0, [], 0, RadixCache(1).root, computed, landed=computed)
     return req
 
 

@@ -181,16 +181,15 @@ def test_an_abort_that_comes_with_the_deadline_is_no_news() -> None:
 
 
 def test_time_runs_out_while_a_step_is_in_flight() -> None:
-    """As an overlapped loop would have it: the pages stay until the step has been read."""
+    """It is told at once; the pages stay until the step has been read."""
     bench = Bench(request_timeout=5.0)
     rid = bench.submit(prompt(5), 50, ignore_eos=True)
     bench.step()
-    batch = bench.scheduler.get_next_batch_to_run()
-    assert batch is not None
+    assert bench.launch()
     bench.wait(5.0)
-    assert rid not in bench.finishes
-    bench._note(bench.scheduler.process_batch_result(bench.runner.run(batch)))
     assert bench.finishes[rid].status == 408
+    assert bench.scheduler.stats().used_tokens == 8
+    bench.land()
     bench.assert_clean()
 
 

@@ -61,6 +61,7 @@ class SchedulerUnderClients(RuleBasedStateMachine):
         learned=st.one_of(st.none(), st.lists(st.integers(1, 80), min_size=40, max_size=40)),
         eviction=st.sampled_from(get_args(EvictionPolicy)),
         events=st.booleans(),
+        overlap=st.booleans(),
     )
     def start(
         self, limits: dict[str, object], learned: list[int] | None, **options: object

@@ -125,18 +125,23 @@ class Driver:
         """Compute the next `counts[i]` ids of each request; sampled ids are appended to them."""
         ids = array("i")
         samples = []
-        for request, count in zip(requests, counts, strict=True):
+        decodes = [
+            count == 1 and len(request.prompt) <= request.computed == len(request.ids) - 1
+            for request, count in zip(requests, counts, strict=True)
+        ]
+        num_decodes = [*decodes, False].index(False)  # the rest are extends, of one token or more
+        for index, (request, count) in enumerate(zip(requests, counts, strict=True)):
             end = request.computed + count
-            ids.extend(request.ids[request.computed : end])
+            if index >= num_decodes:  # else the runner knows what it has sampled
+                ids.extend(request.ids[request.computed : end])
             samples.append(end == len(request.ids))
             while len(request.pages) * self.runner.page_size < end:
                 self._give(request, [self.free_pages.pop()])
         self.steps += 1
-        decoding = all(samples) and set(counts) == {1}
         batch = ModelWorkerBatch(
             step=self.steps,
-            mode=ForwardMode.DECODE if decoding else ForwardMode.MIXED,
-            num_decodes=len(requests) if decoding else 0,
+            mode=ForwardMode.DECODE if num_decodes == len(requests) else ForwardMode.MIXED,
+            num_decodes=num_decodes,
             rows=[request.row for request in requests],
             prefix_lens=[request.computed for request in requests],
             extend_lens=list(counts),
@@ -146,7 +151,7 @@ class Driver:
             opened=self._opened,
         )
         self._opened, self._new_pages = [], []
-        result = self.runner.run(batch)
+        result = self.runner.launch(batch).result()
         assert result.step == self.steps
         assert len(result.next_ids) == sum(samples)
         sampled = iter(result.next_ids)
@@ -218,6 +223,33 @@ def test_a_row_that_is_not_finite_reports_minus_1_and_the_others_go_on() -> None
     prompts = [[1, 2, 3], [4, 13], [5, 6]]
     requests = [driver.open(row, prompt) for row, prompt in enumerate(prompts)]
     assert driver.step(requests, [3, 2, 2]) == [next_id(prompts[0]), -1, next_id(prompts[2])]
+
+
+def test_a_decode_starts_from_what_its_row_has_sampled_last() -> None:
+    """Whoever had the row before, and whoever runs beside it."""
+    driver = Driver(hash_runner(4, kv_tokens=128), Random(0))
+    before = driver.open(2, [4, 5, 6])
+    driver.step([before], [3])
+    driver.close(before)
+    first, second = driver.open(2, [1, 2, 3]), driver.open(0, [7, 8])
+    driver.step([first, second], [3, 1])
+    driver.step([first, second], [1, 1])
+    driver.step([second, first], [1, 1])
+    assert first.ids[3:] == hash_answer([1, 2, 3], 3, frozenset())
+    assert second.ids[2:] == hash_answer([7, 8], 2, frozenset())
+
+
+def test_a_failed_row_has_some_id_for_a_step_launched_before_that_is_known() -> None:
+    model = HashModel()
+    model.broken_ids = {13}
+    driver = Driver(hash_runner(4, kv_tokens=128, model=model), Random(0))
+    request = driver.open(1, [4, 13])
+    assert driver.step([request], [2]) == [-1]
+    assert driver.step([request], [1]) == [next_id([4, 13, 0])]
+
+
+def test_on_a_cpu_a_step_is_computed_by_its_launch() -> None:
+    assert not hash_runner(4, kv_tokens=64).on_device
 
 
 def test_seeded_draws_do_not_depend_on_row_or_company() -> None:

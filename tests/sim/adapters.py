@@ -123,8 +123,7 @@ class Adapters:
         if not load.read:
             return "while loading"
         reqs = self._reqs_of(load.ref.lora_id)
-        flying = self._core._launched
-        if flying is not None and any(req in flying.reqs for req in reqs):
+        if any(req.in_flight for req in reqs):
             return "in flight"
         states = {req.state for req in reqs}
         if any(req.retractions and req.state is ReqState.WAITING for req in reqs):

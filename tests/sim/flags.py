@@ -45,6 +45,7 @@ def draw_setup(random: Random) -> Setup:
         "context": context,
         "learns": learns,
         "faults": _faults(random),
+        "overlap": random.random() < 0.5,
         "namespaces": random.choice((1, 1, 2)),
         "lora_slots": random.choice((1, 1, 2, 3, 8)),
         "patience": random.choice((1, 4, PATIENCE)),

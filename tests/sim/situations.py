@@ -7,17 +7,18 @@ from tokenloom.scheduler_proc.core.radix_cache import Inserted, TreeNode
 from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch
+from tokenloom.wire.messages import Finish
 
 # at least so many in 100,000 steps; well under what the workload gives, well over nothing
 EXPECTED = {
     "a name replaced": 500,
     "a slot kept, in use": 500,
-    "abort: again in flight": 60,
+    "abort: again in flight": 300,
     "abort: between chunks": 50,
     "abort: between chunks, in flight": 20,
     "abort: decoding": 250,
-    "abort: decoding, in flight": 120,
-    "abort: extending, in flight": 15,
+    "abort: decoding, in flight": 300,
+    "abort: decoding, in two steps in flight": 60,
     "abort: finished": 300,
     "abort: unknown": 20,
     "abort: waiting": 300,
@@ -52,16 +53,22 @@ EXPECTED = {
     "slot written": 500,
     "split": 60,
     "split of a locked node": 40,
+    "planned after a result": 500,
+    "step: beside another in flight": 10_000,
     "step: extend": 3000,
     "step: mixed": 3000,
     "step: several adapters": 500,
     "stop: between chunks": 15,
     "stop: decoding": 200,
-    "stop: decoding, in flight": 100,
+    "stop: decoding, in flight": 250,
+    "stop: decoding, in two steps in flight": 60,
     "stop: finished": 200,
     "stop: unknown": 12,
     "stop: waiting": 250,
     "stop: waiting, retracted": 2,
+    "told in flight: abort": 500,
+    "told in flight: error": 500,
+    "told in flight: stop": 500,
     "unload: in flight": 40,
     "unload: retracted": 2,
     "unload: running": 60,
@@ -101,19 +108,33 @@ class Situations:
     def ending(self, kind: str, core: Scheduler, rid: int) -> None:
         """A client or the detokenizer ends `rid`, which is live, whatever state it is in."""
         req = core._reqs[rid]
-        flying = core._launched
         where = req.state.value
         if req.state is ReqState.WAITING and req.retractions:
             where = "waiting, retracted"
         elif req.state is ReqState.EXTENDING and req is core._chunked:
             where = "between chunks"
-        if req.state is not ReqState.WAITING and flying is not None:
-            where += ", in flight" if req in flying.reqs else ", beside a step in flight"
+        if req.state is not ReqState.WAITING and core._launched:
+            steps = sum(req in batch.reqs for batch in core._launched)
+            where += (", beside a step in flight", ", in flight", ", in two steps in flight")[steps]
         self.count(f"{kind}: {where}")
+
+    def told(self, core: Scheduler, rid: int, finish: Finish) -> None:
+        """The end of `rid` has been said; its row may be in a step that was launched meanwhile."""
+        if rid in core._reqs:
+            assert finish.reason != "length", "a step was launched beyond the limit"
+            self.count(f"told in flight: {finish.reason}")
+
+    def nothing_planned(self, core: Scheduler) -> None:
+        if core._settle_first:
+            self.count("planned after a result")
+        elif core._launched and core._reqs:
+            self.count("nothing to plan, step in flight")
 
     def step(self, core: Scheduler, batch: ModelWorkerBatch) -> None:
         self.steps += 1
         self.count(f"step: {batch.mode.value}")
+        if len(core._launched) > 1:
+            self.count("step: beside another in flight")
         if len(core._waiting):
             full = not core._kv.rows.available
             self.count("waiting: no row" if full else "waiting: no room or budget")

@@ -16,7 +16,7 @@ from tokenloom.scheduler_proc.core import intake
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.lora_slots import Adapter, LoRASlots
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
-from tokenloom.scheduler_proc.core.req import Req
+from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 
 STEPS = 200_000
@@ -97,11 +97,10 @@ def stale_match(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pages_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    def release(kv: KVCache, req: Req, *, keep: bool = True) -> None:
-        own = req.kv and req.kv.pages[req.kv.tree_pages :]
-        if own and not keep:
+    def release(kv: KVCache, req: Req) -> None:
+        if req.kv and not req.kv.sound and req.kv.pages[req.kv.tree_pages :]:
             req.kv.pages.pop()
-        inner(kv, req, keep=keep)
+        inner(kv, req)
 
     inner = KVCache.release
     monkeypatch.setattr(KVCache, "release", release)
@@ -109,12 +108,45 @@ def pages_leak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def abort_in_flight_frees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(core: Scheduler, rid: int, finish: object) -> None:
-        launched, core._launched = core._launched, None
+        if (req := core._reqs.get(rid)) is not None and req.kv is not None:
+            req.kv.landed = req.kv.computed
         inner(core, rid, finish)  # type: ignore[arg-type]
-        core._launched = launched
 
     inner = Scheduler._end_early
     monkeypatch.setattr(Scheduler, "_end_early", end)
+
+
+def the_tree_gets_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row computes that then proves to be broken, or from a token that is never told."""
+
+    def commit(kv: KVCache, req: Req) -> None:
+        assert req.kv is not None
+        landed, req.kv.landed = req.kv.landed, req.kv.computed
+        inner(kv, req)
+        req.kv.landed = landed
+
+    inner = KVCache.commit
+    monkeypatch.setattr(KVCache, "commit", commit)
+
+
+def broken_rows_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(kv: KVCache, req: Req) -> None:
+        assert req.kv is not None
+        sound, req.kv.sound = req.kv.sound, True
+        inner(kv, req)
+        req.kv.sound = sound
+
+    inner = KVCache.commit
+    monkeypatch.setattr(KVCache, "commit", commit)
+
+
+def retraction_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_must_settle", lambda core: False)
+
+
+def answers_pass_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding = property(lambda req: req.state is ReqState.DECODING)
+    monkeypatch.setattr(Req, "goes_on_decoding", decoding)
 
 
 def retracted_lose_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +184,10 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     stale_match,
     pages_leak,
     abort_in_flight_frees_at_once,
+    the_tree_gets_what_is_in_flight,
+    broken_rows_are_trusted,
+    retraction_in_flight,
+    answers_pass_their_limit,
     retracted_lose_a_token,
     slot_taken_from_who_runs,
     unload_forgets_who_waits,

@@ -20,7 +20,8 @@ from tokenloom.bench.simulation.step_time import StepTime
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
-from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.scheduler_proc.core.req import ReqState
+from tokenloom.scheduler_proc.core.scheduler import MAX_LAUNCHED, Scheduler
 from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
@@ -111,6 +112,8 @@ class World:
             budget=self.budget,
         )
         self.driver = Driver(self.scheduler, runner, _CONSTANT_TIME)
+        self._most_in_flight = MAX_LAUNCHED if setup.get("overlap") else 1
+        self._nothing_planned = False  # by the last launch
         self.clients: dict[int, Client] = {}
         self.live: dict[int, Client] = {}
         self.situations = situations
@@ -120,7 +123,6 @@ class World:
         self.drained = False
         self._flushes = 0  # asked for and not answered
         self.violations = 0  # that the scheduler must have counted
-        self._owed: set[int] = set()  # rids that the landing of this step must end
         self._last_stats = self.scheduler.stats()
         watch(self.scheduler, situations.count)
 
@@ -178,9 +180,8 @@ class World:
         return tokens is not None and bool(waiting) and sum(waiting) + len(prompt) > tokens
 
     def _on_time(self, seconds: float) -> None:
-        if self.driver.in_flight is None:
-            self._hear(self.driver.pass_time(seconds))
-            self._check_deadlines()
+        self._hear(self.driver.pass_time(seconds))
+        self._check_deadlines()
 
     def _on_flush(self, timeout_s: float) -> None:
         self._flushes += 1
@@ -210,20 +211,19 @@ class World:
 
     def _end(self, kind: str, rid: int, message: ToScheduler) -> None:
         client = self.live.get(rid)
-        if client is None:
-            self.situations.count(f"{kind}: {'finished' if rid in self.clients else 'unknown'}")
-        elif rid not in self.scheduler._reqs:
-            self.situations.count(f"{kind}: ended while planning")  # told with what comes next
-        elif rid in self._owed:
+        req = self.scheduler._reqs.get(rid)
+        if client is None and req is not None:
             self.situations.count(f"{kind}: again in flight")
+        elif client is None:
+            self.situations.count(f"{kind}: {'finished' if rid in self.clients else 'unknown'}")
+        elif req is None or req.state is ReqState.ENDING:
+            self.situations.count(f"{kind}: ended while planning")  # told with what comes next
         else:
             self.situations.ending(kind, self.scheduler, rid)
             client.may_abort = isinstance(message, AbortReq)
             client.may_stop = not client.may_abort
         self._deliver(message)
-        if client is not None and client.finish is None:
-            assert self.driver.in_flight is not None, f"I15: {rid} outlives its end"
-            self._owed.add(rid)
+        assert client is None or client.finish is not None, f"I15: {rid} outlives its end"
 
     def _on_stats(self) -> None:
         *ends, stats = self.scheduler.handle(StatsReq(7))
@@ -233,7 +233,7 @@ class World:
         self._check_stats(stats)
 
     def _on_drain(self) -> None:
-        busy = self.driver.in_flight is not None
+        busy = bool(self.driver.in_flight)
         self.situations.count("drain, step in flight" if busy else "drain, between steps")
         if self.adapters.loading:
             self.situations.count("drain, while loading")
@@ -245,16 +245,21 @@ class World:
         assert all(self.clients[rid].finish for rid in waiting), "I19: waits through a drain"
 
     def _on_idle(self) -> None:
-        if self.scheduler.idle and self.driver.in_flight is None:
+        if self.scheduler.idle:
+            assert not self.driver.in_flight, "idle with a step in flight"
             self.scheduler.on_idle(self._report)
 
     def _on_launch(self) -> None:
-        if self.driver.in_flight is not None:
+        busy = len(self.driver.in_flight)
+        if busy == self._most_in_flight:
             return
-        before = [rid for rid in self.live if rid not in self._owed]
+        before = list(self.live)
         batch = self.driver.launch()
+        self._nothing_planned = batch is None
         if batch is None:
-            assert self.faults or not before, f"I8: work is left but no step is made: {before[:5]}"
+            self.situations.nothing_planned(self.scheduler)
+            idles = not (busy or self.faults)
+            assert not (idles and before), f"I8: work is left but no step is made: {before[:5]}"
             # the loop asks at each turn for what there is to say, and sleeps once the core is idle
             assert not (self.scheduler.idle and self.live), "I5: ended, and nobody was told"
             self._hear(self.driver.pass_time(0.0))
@@ -271,14 +276,15 @@ class World:
         self.situations.step(self.scheduler, batch)
 
     def _on_land(self, broken: Sequence[int] = ()) -> None:
-        batch = self.driver.in_flight
-        if batch is None:
+        flying = len(self.driver.in_flight)
+        if not flying or (flying < self._most_in_flight and not self._nothing_planned):
             return
+        batch, _ = self.driver.in_flight[0]
         runner = self.driver.runner
         for row, samples in zip(batch.rows, batch.samples, strict=True):
             opened = {entry.row: entry.sampling.seed for entry in batch.opened}
             rid = opened.get(row, runner.seeds.get(row))
-            if samples and rid in broken and rid not in self._owed:
+            if samples and rid in broken:
                 runner.fail_rows.add(row)
                 self.clients[rid].may_break = True
                 self.situations.count("broken sample")
@@ -286,9 +292,6 @@ class World:
         self._hear(self.driver.land())
         self.adapters.follow()
         assert not runner.fail_rows
-        late = [rid for rid in self._owed if self.clients[rid].finish is None]
-        assert not late, f"I15: {late} outlive the step in flight"
-        self._owed.clear()
         self._check_deadlines()
         self.adapters.check()
         self._check_stats(self.scheduler.stats())
@@ -313,13 +316,15 @@ class World:
                 assert self.draining, "I19: drained without being asked to"
                 assert not self.drained, "I19: drained twice"
                 assert not self.live, "I19: drained with work left"
+                assert not self.driver.in_flight, "I19: drained with a step in flight"
                 assert not self.adapters.loading, "I19: drained with a load left"
                 self.drained = True
             elif isinstance(message, LoRALoaded | LoRAUnloaded):
                 self.adapters.hear(message)
             elif isinstance(message, FlushOut):
                 self._flushes -= 1
-                assert message.ok == (not self.live), "a flush beside requests, or refused alone"
+                alone = not self.live and not self.scheduler._running
+                assert message.ok == alone, "a flush beside requests, or refused alone"
                 self.situations.count("flush: done" if message.ok else "flush: refused")
             else:
                 assert isinstance(message, BatchTokenIDOut)
@@ -345,6 +350,7 @@ class World:
         assert not ended or row.finish is not None, f"I5: {row.rid} did not end at its last token"
         if row.finish is not None:
             self._check_finish(client, row, row.finish)
+            self.situations.told(self.scheduler, row.rid, row.finish)
             client.finish = row.finish
             del self.live[row.rid]
 
@@ -407,7 +413,9 @@ class World:
         assert total == self.capacity, "I1: counts"
         assert min(stats.free_tokens, stats.used_tokens, stats.evictable_tokens) >= 0, "I1"
         assert stats.running + stats.free_rows == self.num_rows, "rows"
-        held = stats.running + stats.waiting  # who ends while planning is told a little later
+        # who ends while a step is launched holds pages a little longer
+        ending = sum(req.state is ReqState.ENDING for req in self.scheduler._running.values())
+        held = stats.running - ending + stats.waiting  # who ends while planning is told later
         assert held == len(self.live) or (self.faults and held < len(self.live)), "I5: tables"
         for name in _GROWING:
             assert getattr(stats, name) >= getattr(self._last_stats, name), f"I6: {name} fell"
@@ -431,22 +439,21 @@ class World:
 
     def finish(self) -> None:
         """Let all that is left run to its end; then nothing may be left anywhere (I5, I20)."""
-        self.apply(["land"])
         need = sum(len(client.prompt) + client.limit for client in self.live.values())
-        for _ in range((PROTECTED_AFTER + 2) * need + 10):
+        for _ in range(self._most_in_flight * ((PROTECTED_AFTER + 2) * need + 10)):
             self.apply(["launch"])
-            if not self.live:
+            if not self.live and not self.driver.in_flight:
                 break
             self.apply(["land"])
         assert not self.live, f"I8: {list(self.live)[:5]} never end"
+        assert not self.driver.in_flight, "I20: a step is left"
         self.apply(["time", 60.0])
         assert not self._flushes, "a flush was never answered"
         check_all(self.driver)
         self.adapters.finish(self._hear)
         core, kv = self.scheduler, self.scheduler._kv
-        tables = (core._reqs, core._running, core._waiting, core._endings)
+        tables = (core._reqs, core._running, core._waiting, core._launched)
         assert [len(table) for table in tables] == [0, 0, 0, 0], "I20: a table is not empty"
-        assert core._launched is None, "I20"
         assert core._chunked is None, "I20"
         assert self.drained == self.draining, "I19: never drained"
         assert core.stats().used_tokens == 0, "I20"

@@ -4,10 +4,20 @@ from tokenloom.bench.simulation.hash_model import (
     EOS,
     VOCAB,
     HashRunner,
+    LateResult,
     Script,
     hash_answer,
     hash_ids,
     next_id,
 )
 
-__all__ = ["EOS", "VOCAB", "HashRunner", "Script", "hash_answer", "hash_ids", "next_id"]
+__all__ = [
+    "EOS",
+    "VOCAB",
+    "HashRunner",
+    "LateResult",
+    "Script",
+    "hash_answer",
+    "hash_ids",
+    "next_id",
+]

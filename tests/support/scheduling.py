@@ -1,14 +1,15 @@
 """A scheduler under test together with its hash model, its clients' view and its laws."""
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 
-from support.hash_model import EOS, VOCAB, HashRunner, Script, hash_answer
+from support.hash_model import EOS, VOCAB, HashRunner, LateResult, Script, hash_answer
 
 from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.scheduler_proc.core.scheduler import Scheduler
+from tokenloom.scheduler_proc.core.scheduler import MAX_LAUNCHED, Scheduler
 from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
@@ -51,9 +52,12 @@ class Bench:
         events: bool = False,
         faults: Faults | None = None,
         max_loras: int = 4,
+        overlap: bool = False,
         **more: object,
     ) -> None:
-        """`more`: fields of SchedulingConfig by their own names."""
+        """`more`: fields of SchedulingConfig by their own names. `overlap`: results come one step
+        late.
+        """
         settings = SchedulingConfig(
             max_running_requests=max_running,
             max_prefill_tokens=max_prefill,
@@ -77,6 +81,8 @@ class Bench:
             num_rows=max_running,
             budget=max(page_size, budget),
         )
+        self.in_flight: deque[LateResult] = deque()
+        self.most_in_flight = MAX_LAUNCHED if overlap else 1
         self.requests: dict[int, TokenizedGenerateReq] = {}
         self.answers: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
@@ -148,17 +154,32 @@ class Bench:
 
     def step(self, *, meanwhile: Sequence[ToScheduler] = ()) -> bool:
         """One step; `meanwhile` arrives while it is in flight. False if nothing was to be done."""
-        batch = self.scheduler.get_next_batch_to_run()
-        self.scheduler.check()
+        if len(self.in_flight) == self.most_in_flight:
+            self.land()
+        planned = self.launch()
         for message in meanwhile:
             self.send(message)
-        if batch is None:
+        if not self.in_flight:
             self.expire(self.now)  # says what has ended without a step
             return False
-        self._note(self.scheduler.process_batch_result(self.runner.run(batch)))
+        if len(self.in_flight) == self.most_in_flight or not planned:
+            self.land()
+        return True
+
+    def launch(self) -> bool:
+        """False if nothing is to be computed, or not before a result is known."""
+        batch = self.scheduler.get_next_batch_to_run()
+        if batch is not None:
+            self.in_flight.append(self.runner.launch(batch))
+        self.scheduler.check()
+        return batch is not None
+
+    def land(self) -> None:
+        """The oldest step in flight."""
+        result = self.in_flight.popleft().result()
+        self._note(self.scheduler.process_batch_result(result))
         self.turn()
         self.scheduler.check()
-        return True
 
     def run(self, limit: int = 10_000) -> int:
         """Step until idle; returns the number of steps."""

@@ -251,6 +251,7 @@ class SlotsUnderUse(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = LoRASlots(3)
+        self.slots.patience = 2
         self.next_id = 1
         self.waiting: list[int] = []
         self.running: list[int] = []
@@ -287,6 +288,16 @@ class SlotsUnderUse(RuleBasedStateMachine):
                 self.waiting.remove(lora_id)
                 self.running.append(lora_id)
         self.slots.end_planning(idle=False)
+        self.check_wishes()
+
+    def check_wishes(self) -> None:
+        """Whoever has lacked a slot for too long is next, or all slots go to others like it."""
+        slots, kept = self.slots, self.slots._kept
+        there = {adapter.slot for adapter in slots.adapters() if adapter.slot is not None}
+        for adapter in slots.adapters():
+            since = slots._wishes.get(adapter.ref.lora_id, slots.shortages)
+            if adapter.slot is None and slots.shortages - since >= slots.patience:
+                assert adapter in kept.values() or there <= set(kept)
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 99), retract=st.booleans())
@@ -320,6 +331,7 @@ class SlotsUnderUse(RuleBasedStateMachine):
             lora_id = adapter.ref.lora_id
             assert adapter.running == self.running.count(lora_id)
             assert adapter.requests == adapter.running + self.waiting.count(lora_id)
+            assert lora_id not in self.slots._wishes or lora_id in self.waiting
         known = {adapter.ref.lora_id for adapter in self.slots.adapters()}
         assert set(self.running + self.waiting) <= known | {BASE}
         for lora_id in self.slots.take_orders().drops:
@@ -328,7 +340,7 @@ class SlotsUnderUse(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nobody starves: all that wait come to run, when those that run end in time."""
-        for _ in range(200 * (PATIENCE + 2)):
+        for _ in range(200 * (self.slots.patience + 2)):
             if not self.waiting:
                 break
             self.step()

@@ -1,7 +1,7 @@
 """Attention of a step over the paged cache of a device: decodes by one kernel, extends by another.
 
-Called by the models through DeviceBatch, which no CPU imports: this needs triton. Nothing here reads
-a number from the device.
+Called by the models through DeviceBatch, which no CPU imports: this needs triton. Nothing here
+reads a number from the device.
 """
 
 from dataclasses import dataclass

@@ -8,12 +8,10 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 
 import torch
 
 from ...kernels.cuda.decode_attention import DecodeScratch, max_splits
-from ...kernels.cuda.sampling import Needs
 from ...wire.config import ExecutionConfig, SchedulingConfig
 from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
 from ..models.llama import LlamaForCausalLM
@@ -80,7 +78,7 @@ class _Builder:
         self._lora_slots = DeviceLoRASlots(
             spec, source.max_loras, source.max_lora_rank, source.model.dtype, device.name
         )
-        self._sampler = DeviceSampler(rows, rows, source.vocab_size, torch.device(device.name))
+        self._sampler = DeviceSampler(rows, source.vocab_size, torch.device(device.name))
         sizes = (
             [] if execution.disable_cuda_graph else ladder(min(execution.cuda_graph_max_bs, rows))
         )
@@ -114,13 +112,7 @@ class _Builder:
 
     def _warm_up(self) -> None:
         """Kernels are compiled at their first use: here, and not under a request."""
-        rows = torch.full((1,), NO_ROW, dtype=torch.int32, device=self._device.name)
-        logits = torch.zeros(
-            1, self._source.model.spec.vocab_size, dtype=torch.float32, device=self._device.name
-        )
-        for draws, filters, adjusts in product((False, True), repeat=3):
-            if draws or not filters:
-                self._sampler.sample(logits, rows, Needs(draws, filters, adjusts))
+        self._sampler.warm_up(self._source.model.spec.vocab_size)
         self._pad_columns(GraphKey(1, lora=False))
         self._forward(Layout(1, 1, 1, 0))
         self._forward(Layout(1, 1, 1, 1))

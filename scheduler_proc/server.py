@@ -20,8 +20,8 @@ from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
 from .kv_event_publisher import KVEventPublisher
+from .runner.facts import Runner
 from .runner.loading import make_model_runner
-from .runner.model_runner import ModelRunner
 
 NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
 
@@ -45,14 +45,14 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
         eos_token_ids=frozenset(eos),
         max_loras=config.lora.max_loras_per_batch,
     )
-    scheduler = Scheduler(config.scheduling, limits, runner.num_pages)
+    scheduler = Scheduler(config.scheduling, limits, runner.facts.num_pages)
     kv_events = _kv_events(context, config.scheduling)
     outbox.send(SchedulerReady(info))
     life.ready()
     # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
     # 100,000 nodes: the loop asks for one when it is idle.
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
-    overlap = runner.on_device and not config.execution.disable_overlap_schedule
+    overlap = runner.facts.on_device and not config.execution.disable_overlap_schedule
     event_loop(scheduler, runner, mailbox, outbox, kv_events, overlap=overlap)
     runner.loras.close()
     if kv_events is not None:
@@ -71,15 +71,15 @@ def _kv_events(
     return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
 
 
-def _info(config: SchedulerConfig, runner: ModelRunner, eos: tuple[int, ...]) -> SchedulerInfo:
+def _info(config: SchedulerConfig, runner: Runner, eos: tuple[int, ...]) -> SchedulerInfo:
     return SchedulerInfo(
-        vocab_size=runner.vocab_size,
-        context_length=runner.context_length,
-        page_size=runner.page_size,
-        max_total_tokens=runner.max_total_tokens,
+        vocab_size=runner.facts.vocab_size,
+        context_length=runner.facts.context_length,
+        page_size=runner.facts.page_size,
+        max_total_tokens=runner.facts.max_total_tokens,
         max_running_requests=config.scheduling.max_running_requests,
         chunked_prefill_size=config.scheduling.chunked_prefill_size,
-        dtype=runner.dtype_name,
+        dtype=runner.facts.dtype_name,
         eos_token_ids=eos,
         kv_events=config.scheduling.kv_events,
         kv_events_replay=config.scheduling.kv_events_replay,

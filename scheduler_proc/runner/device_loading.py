@@ -71,6 +71,7 @@ class _Builder:
             dtype_name=source.dtype_name,
             max_running_requests=rows,
             max_loras=source.max_loras,
+            on_device=True,
         )
         largest = largest_layout(self._facts, scheduling.max_prefill_tokens)
         self._largest = largest

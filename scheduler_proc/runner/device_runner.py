@@ -33,7 +33,7 @@ HOST_BUFFERS = 3  # two steps in flight, one being written
 
 
 @dataclass(slots=True, frozen=True)
-class LaunchedStep:
+class DeviceStep:
     step: int
     how: str  # graph or eager, and why: for the log
     _read: Read
@@ -66,13 +66,8 @@ class DeviceModelRunner:
         size = self._columns.numel()
         self._host = deque(_HostBuffer(device.host_buffer(size)) for _ in range(HOST_BUFFERS))
 
-    @property
-    def on_device(self) -> bool:
-        """Steps are computed elsewhere, so that the next one can be planned meanwhile."""
-        return True
-
     @torch.inference_mode()
-    def launch(self, batch: ModelWorkerBatch) -> LaunchedStep:
+    def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
         """An id of -1 in the result means that this row alone has failed."""
         for opened in batch.opened:
             self._sampler.open(opened)
@@ -84,7 +79,7 @@ class DeviceModelRunner:
         self._bring(plan, layout)
         logits = self._forward(layout) if choice.key is None else self._graphs.replay(choice.key)
         read = self._sample(batch, logits, layout)
-        return LaunchedStep(batch.step, choice.reason, read)
+        return DeviceStep(batch.step, choice.reason, read)
 
     def _captured_layout(self, key: GraphKey) -> Layout:
         return decode_layout(key.size, self.facts.max_loras if key.lora else 0)

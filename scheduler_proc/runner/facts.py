@@ -1,6 +1,10 @@
-"""What core and front must know of a runner. Made by each at its start, never changed."""
+"""What a runner is to the process around it: its facts, which never change, and what it does."""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from ..worker_batch import BatchResult, ModelWorkerBatch
+from .lora_pool import LoRAMemoryPool
 
 
 @dataclass(slots=True, frozen=True)
@@ -13,3 +17,25 @@ class RunnerFacts:
     dtype_name: str  # of the weights, as --dtype spells it
     max_running_requests: int
     max_loras: int
+    on_device: bool  # steps are computed elsewhere, and the next one can be planned meanwhile
+
+
+class LaunchedStep(Protocol):
+    @property
+    def how(self) -> str:
+        """It runs, for the log; empty where there is one way."""
+        ...
+
+    def result(self) -> BatchResult:
+        """Blocks until the step has been computed."""
+        ...
+
+
+class Runner(Protocol):
+    @property
+    def facts(self) -> RunnerFacts: ...
+
+    @property
+    def loras(self) -> LoRAMemoryPool: ...
+
+    def launch(self, batch: ModelWorkerBatch) -> LaunchedStep: ...

@@ -6,6 +6,7 @@ Called once, by the scheduler process at start-up.
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -21,6 +22,7 @@ from ..models.config import ModelSpec
 from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model
 from ..models.packed import PackedLlama
+from .facts import Runner
 from .host import cores_to_pin, physical_cores
 from .kv_pool import KVShape
 from .lora_loader import load_adapter
@@ -28,11 +30,12 @@ from .model_runner import LoadedModel, ModelRunner
 
 logger = logging.getLogger(__name__)
 
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_ADAPTERS = LoRAConfig()
 _KV_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+_FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _FOUR_BITS = ("Q4_0", "Q4_1")
-_DEVICE = "cpu"  # the only one so far: what `auto` finds
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +44,7 @@ class _Source:
 
     path: str
     config: ModelConfig
+    device: Device
     mode: str
     kv_dtype: torch.dtype
     threads: int
@@ -52,19 +56,24 @@ def make_model_runner(
     scheduling: SchedulingConfig,
     execution: ExecutionConfig,
     lora: LoRAConfig = NO_ADAPTERS,
-) -> ModelRunner:
+) -> Runner:
     """`model.model` is a local path by now. Raises ModelError with the reason and what to do."""
     if model.model is None:
         raise ModelError("no model was given: the launcher resolves the default to a path")
     threads = execution.cpu_threads or physical_cores()
     torch.set_num_threads(threads)
-    mode = choose_mode(execution, model.model, scheduling.page_size)
-    kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, mode)
-    loaded = _load(_Source(model.model, model, mode, kv_dtype, threads, lora.max_lora_rank))
-    runner = ModelRunner(loaded, scheduling, execution, lora.max_loras_per_batch)
+    device = choose_device(execution.device)
+    mode = choose_mode(execution, device, model.model, scheduling.page_size)
+    kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, device, mode)
+    source = _Source(model.model, model, device, mode, kv_dtype, threads, lora.max_lora_rank)
+    runner: Runner
+    if device == "cuda":
+        runner = _on_cuda(source, scheduling, execution, lora.max_loras_per_batch)
+    else:
+        runner = ModelRunner(_load(source), scheduling, execution, lora.max_loras_per_batch)
     logger.info(
         "running on %s in %s with %s KV and %d threads",
-        _DEVICE,
+        device,
         mode,
         str(kv_dtype).removeprefix("torch."),
         threads,
@@ -72,14 +81,32 @@ def make_model_runner(
     return runner
 
 
-def choose_mode(execution: ExecutionConfig, path: str, page_size: int) -> str:
+def choose_device(asked: str) -> Device:
+    """Resolves `auto`. Raises ModelError where there is no CUDA device and one is asked for."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ModelError(
+            f"--device {asked}: torch {torch.__version__} sees no CUDA device; install a driver "
+            "and a CUDA build of torch, or use --device cpu"
+        )
+    return "cuda"
+
+
+def choose_mode(execution: ExecutionConfig, device: Device, path: str, page_size: int) -> str:
     """Resolves `auto`, and refuses what cannot run here. Raises ModelError."""
     asked = execution.dtype
+    if device == "cuda":
+        if asked in ("int4", "int8"):
+            raise ModelError(f"--dtype {asked} is for the CPU: a CUDA device computes in floats")
+        return "bfloat16" if asked == "auto" else asked
+    if asked == "float16":
+        raise ModelError("--dtype float16 needs a CUDA device: a CPU has bfloat16 and float32")
     if asked in _FLOATS:
         return asked
     try:
         load_native()
-        check_page_size(page_size, _KV_DTYPES[execution.kv_cache_dtype])
+        check_page_size(page_size, _KV_DTYPES.get(execution.kv_cache_dtype, torch.bfloat16))
     except (NativeMissing, ValueError) as error:
         if asked != "auto":
             raise ModelError(f"--dtype {asked} is not possible: {error}") from error
@@ -90,15 +117,22 @@ def choose_mode(execution: ExecutionConfig, path: str, page_size: int) -> str:
     return "int4" if path.endswith(".gguf") and _mostly_four_bits(path) else "int8"
 
 
-def choose_kv_dtype(asked: str, mode: str) -> torch.dtype:
-    """Raises ModelError. A float mode keeps keys and values as it computes them."""
+def choose_kv_dtype(asked: str, device: Device, mode: str) -> torch.dtype:
+    """Raises ModelError. A float mode keeps keys and values as it computes them, or on a CUDA
+    device in 8 bits.
+    """
+    if device == "cuda" and asked in _FP8:
+        return _FP8[asked]
     if mode in _FLOATS:
         if asked not in ("auto", mode):
             raise ModelError(
-                f"--kv-cache-dtype {asked} is not possible with --dtype {mode}, which keeps keys "
-                f"and values in {mode}: only int8 and int4 have a choice"
+                f"--kv-cache-dtype {asked} is not possible on {device} with --dtype {mode}, which "
+                f"keeps keys and values in {mode}: int8 is for the int8 and int4 modes of a CPU, "
+                "fp8 for CUDA devices"
             )
         return _FLOATS[mode]
+    if asked in _FP8:
+        raise ModelError(f"--kv-cache-dtype {asked} needs a CUDA device; the CPU has int8")
     return _KV_DTYPES[asked]
 
 
@@ -107,6 +141,39 @@ def _mostly_four_bits(path: str) -> bool:
     for tensor in open_gguf(path).tensors:
         elements[tensor.tensor_type.name in _FOUR_BITS] += int(tensor.n_elements)
     return elements[True] > elements[False]
+
+
+def _on_cuda(
+    source: _Source, scheduling: SchedulingConfig, execution: ExecutionConfig, max_loras: int
+) -> Runner:
+    # Imported here alone: a CPU needs no triton.
+    from .device import CudaDevice
+    from .device_loading import DeviceSource, make_device_runner
+    from .device_lora import staged
+
+    if source.kv_dtype in _FP8.values() and torch.cuda.get_device_capability() < (8, 9):
+        raise ModelError("--kv-cache-dtype fp8 needs a device of compute capability 8.9 or later")
+    device = CudaDevice()
+    model = load_model(
+        source.path,
+        dtype=_FLOATS[source.mode],
+        device=device.name,
+        load_format=source.config.load_format,
+        context_length=source.config.context_length,
+    )
+    spec = model.spec
+    loaded = DeviceSource(
+        model=model,
+        kv_dtype=source.kv_dtype,
+        vocab_size=min(spec.vocab_size, tokenizer_size(source.path)),
+        dtype_name=source.mode,
+        read_adapter=lambda path: staged(
+            load_adapter(path, spec, [path], source.max_lora_rank), model.dtype, pinned=True
+        ),
+        max_loras=max_loras,
+        max_lora_rank=source.max_lora_rank,
+    )
+    return make_device_runner(device, loaded, scheduling, execution)
 
 
 def _load(source: _Source) -> LoadedModel:
@@ -136,7 +203,7 @@ def _load_float(source: _Source) -> tuple[LlamaForCausalLM, ModelSpec]:
     model = load_model(
         source.path,
         dtype=_FLOATS[source.mode],
-        device=_DEVICE,
+        device="cpu",
         load_format=source.config.load_format,
         context_length=source.config.context_length,
     )

@@ -11,16 +11,17 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...wire.config import ExecutionConfig, SchedulingConfig
 from ..models.forward_batch import ForwardBatch
 from ..worker_batch import BatchResult, ModelWorkerBatch
+from .facts import RunnerFacts
 from .host import available_memory
 from .kv_pool import KVShape, MHATokenToKVPool, SlotTable
 from .lora_pool import AdapterReader, LoRAMemoryPool
 from .memory import CPU_FRACTION, PoolNeeds, size_kv_pool
 from .sampler import Sampler
+from .step_numbers import StepNumbers
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,14 @@ class Computed:
     """A launched step that is done: the CPU computes it in `launch`."""
 
     _result: BatchResult
+    how: str = ""
 
     def result(self) -> BatchResult:
         return self._result
 
 
 class ModelRunner:
-    """Facts that core and front need are attributes; `num_pages` includes the padding page 0."""
+    """On a CPU: a step is computed when it is launched."""
 
     def __init__(
         self,
@@ -78,23 +80,23 @@ class ModelRunner:
         )
         logger.info(size.reason)
         num_rows = scheduling.max_running_requests
-        self.vocab_size = loaded.vocab_size
-        self.context_length = loaded.context_length
-        self.page_size = scheduling.page_size
-        self.max_total_tokens = size.tokens
-        self.dtype_name = loaded.dtype_name
         self._model = loaded.model
         self._pool = MHATokenToKVPool(shape, size.tokens, scheduling.page_size)
-        self.num_pages = self._pool.num_pages
+        self.facts = RunnerFacts(
+            vocab_size=loaded.vocab_size,
+            context_length=loaded.context_length,
+            page_size=scheduling.page_size,
+            max_total_tokens=size.tokens,
+            num_pages=self._pool.num_pages,
+            dtype_name=loaded.dtype_name,
+            max_running_requests=num_rows,
+            max_loras=max_loras,
+            on_device=False,
+        )
         self._slots = SlotTable(num_rows, loaded.context_length, scheduling.page_size)
         self._sampler = Sampler(num_rows, loaded.vocab_size)
         self._last_ids = np.zeros(num_rows, dtype=np.int64)  # sampled, of each row
         self.loras = LoRAMemoryPool(max_loras, loaded.read_adapter)
-
-    @property
-    def on_device(self) -> bool:
-        """Steps are computed elsewhere, so that the next one can be planned meanwhile."""
-        return self._pool.k_cache[0].is_cuda
 
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> "Computed":
@@ -112,38 +114,26 @@ class ModelRunner:
         return Computed(BatchResult(batch.step, next_ids))
 
     def _forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
-        rows, prefix_lens, extend_lens = (
-            np.array(column, dtype=np.int64)
-            for column in (batch.rows, batch.prefix_lens, batch.extend_lens)
-        )
+        numbers = StepNumbers(batch)
+        rows, positions = numbers.rows, numbers.positions
         last_ids = self._last_ids[rows[: batch.num_decodes]]
-        ends = extend_lens.cumsum()
-        positions = _positions(prefix_lens, extend_lens, ends)
-        totals = (prefix_lens + extend_lens).tolist()
+        totals = (numbers.prefix_lens + numbers.extend_lens).tolist()
         return ForwardBatch(
             mode=batch.mode,
             input_ids=torch.from_numpy(np.concatenate([last_ids, batch.input_ids])),
             positions=torch.from_numpy(positions),
-            out_cache_loc=self._slots.of_tokens(np.repeat(rows, extend_lens), positions),
+            out_cache_loc=self._slots.of_tokens(numbers.token_rows, positions),
             rows=batch.rows,
             page_table=self._slots.page_table,
-            page_size=self.page_size,
+            page_size=self.facts.page_size,
             extend_lens=batch.extend_lens,
             prefix_lens=batch.prefix_lens,
             request_slots=[
                 self._slots.of_row(row, total)
                 for row, total in zip(batch.rows, totals, strict=True)
             ],
-            logit_indices=torch.from_numpy(ends[np.array(batch.samples, dtype=np.bool_)] - 1),
+            logit_indices=torch.from_numpy(numbers.ends[numbers.sampling] - 1),
             k_cache=self._pool.k_cache,
             v_cache=self._pool.v_cache,
             adapters=self.loras.of(batch.lora_slots),
         )
-
-
-def _positions(
-    prefix_lens: NDArray[np.int64], extend_lens: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Position [T] of every new token: prefix + 0, 1, ... request by request."""
-    starts = ends - extend_lens
-    return np.repeat(prefix_lens - starts, extend_lens) + np.arange(ends[-1], dtype=np.int64)

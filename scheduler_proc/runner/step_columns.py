@@ -10,27 +10,10 @@ from ...kernels.lora import DECODE_CHUNK, EXTEND_CHUNK, SegmentPlan, max_chunks,
 from ..models.device_batch import Layout, StepColumns
 from ..worker_batch import ForwardMode, ModelWorkerBatch
 from .kv_pool import SlotTable
+from .step_numbers import StepNumbers
 
 NO_ROW = -1  # in token_rows: the id is given; in sample_rows: nobody samples here
-Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[np.int32]]
-
-
-class StepNumbers:
-    """The columns of a batch as arrays, and each new token's row and position."""
-
-    def __init__(self, batch: ModelWorkerBatch) -> None:
-        self.rows, self.prefix_lens, self.extend_lens = (
-            np.array(column, dtype=np.int64)
-            for column in (batch.rows, batch.prefix_lens, batch.extend_lens)
-        )
-        self.ends: Ints = self.extend_lens.cumsum()
-        starts = self.ends - self.extend_lens
-        self.token_rows: Ints = np.repeat(self.rows, self.extend_lens)
-        # prefix + 0, 1, ... request by request
-        self.positions: Ints = np.repeat(self.prefix_lens - starts, self.extend_lens)
-        self.positions += np.arange(self.ends[-1], dtype=np.int64)
-        self.sampling = np.array(batch.samples, dtype=np.bool_)
 
 
 class StepPlan:

@@ -66,7 +66,7 @@ def test_flag_sets_its_field_and_no_other(
         (["--mem-fraction", "nan"], "--mem-fraction", "above 0 and below 1"),
         (["--start-timeout", "inf"], "--start-timeout", "finite"),
         (["--kv-tokens", "null"], "--kv-tokens", "a whole number at least 1"),
-        (["--dtype", "float16"], "--dtype", "one of auto"),
+        (["--dtype", "float8"], "--dtype", "one of auto"),
         (["--chunked-prefill-size", "8"], "--chunked-prefill-size 8", "--page-size 16"),
         (["--max-prefill-tokens", "9"], "--max-prefill-tokens 9", "--page-size 16"),
         (["--lora", "/x"], "--lora", "NAME=PATH[,pinned]"),

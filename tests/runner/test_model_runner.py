@@ -98,7 +98,7 @@ class Driver:
 
     def __init__(self, runner: ModelRunner, random: Random) -> None:
         self.runner = runner
-        self.free_pages = list(range(1, runner.num_pages))
+        self.free_pages = list(range(1, runner.facts.num_pages))
         random.shuffle(self.free_pages)
         self.steps = 0
         self._opened: list[RowOpen] = []
@@ -114,7 +114,7 @@ class Driver:
     def share(self, request: Request, pages: list[int]) -> None:
         """The request starts on these pages, which another one has filled."""
         self._give(request, pages)
-        request.computed = len(pages) * self.runner.page_size
+        request.computed = len(pages) * self.runner.facts.page_size
 
     def _give(self, request: Request, pages: list[int]) -> None:
         start = len(request.pages)
@@ -135,7 +135,7 @@ class Driver:
             if index >= num_decodes:  # else the runner knows what it has sampled
                 ids.extend(request.ids[request.computed : end])
             samples.append(end == len(request.ids))
-            while len(request.pages) * self.runner.page_size < end:
+            while len(request.pages) * self.runner.facts.page_size < end:
                 self._give(request, [self.free_pages.pop()])
         self.steps += 1
         batch = ModelWorkerBatch(
@@ -272,10 +272,14 @@ def test_seeded_draws_do_not_depend_on_row_or_company() -> None:
 
 def test_facts_for_core_and_front() -> None:
     runner = hash_runner(16, kv_tokens=100)
-    assert runner.vocab_size == VOCAB
-    assert runner.context_length == CONTEXT
-    assert (runner.page_size, runner.num_pages, runner.max_total_tokens) == (16, 7, 96)
-    assert runner.dtype_name == "float32"
+    assert runner.facts.vocab_size == VOCAB
+    assert runner.facts.context_length == CONTEXT
+    assert (runner.facts.page_size, runner.facts.num_pages, runner.facts.max_total_tokens) == (
+        16,
+        7,
+        96,
+    )
+    assert runner.facts.dtype_name == "float32"
 
 
 def test_a_pool_that_cannot_work_is_refused() -> None:
@@ -331,8 +335,8 @@ def test_the_configuration_reaches_torch(tiny_llama: Path, one_thread: Execution
         msgspec.structs.replace(one_thread, dtype="bfloat16"),
     )
     assert torch.get_num_threads() == 1
-    assert runner.dtype_name == "bfloat16"
-    assert runner.context_length == 256
+    assert runner.facts.dtype_name == "bfloat16"
+    assert runner.facts.context_length == 256
     driver = Driver(runner, Random(0))
     request = driver.open(0, [1, 2, 3], SamplingParams(seed=1))
     assert 0 <= driver.step([request], [3])[0] < 100
@@ -348,7 +352,7 @@ def test_a_tiny_llama_answers_as_in_transformers(
         SchedulingConfig(max_running_requests=3, page_size=page_size),
         one_thread,
     )
-    assert (runner.vocab_size, runner.context_length) == (100, 128)
+    assert (runner.facts.vocab_size, runner.facts.context_length) == (100, 128)
     driver = Driver(runner, Random(0))
     random = Random(1)
     prompts = [[random.randrange(100) for _ in range(n)] for n in (7, 33, 50)]

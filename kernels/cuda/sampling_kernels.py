@@ -133,21 +133,21 @@ def collect(
     best = _largest(peaks, step_row, chunks, CHUNKS)
     if not (_drawn(best, temperature) & _filters(row_floats, row_ints)):
         return
-    every, each = tl.arange(0, NUM_CUTS)[:, None], tl.arange(0, CHUNKS)[None, :]
-    places = (step_row * NUM_CUTS + every) * chunks + each
-    within = tl.load(counts + places, mask=each < chunks, other=0)
+    every, each = tl.arange(0, NUM_CUTS)[:, None], tl.arange(0, CHUNKS)
+    places = (step_row * NUM_CUTS + every) * chunks + each[None, :]
     top_k = tl.load(row_ints + TOP_K)
     if top_k > 0:
+        within = tl.load(counts + places, mask=each[None, :] < chunks, other=0)
         reached = tl.sum(within, 1) >= top_k
     else:
-        sums = tl.sum(tl.load(masses + places, mask=each < chunks, other=0.0), 1)
+        sums = tl.sum(tl.load(masses + places, mask=each[None, :] < chunks, other=0.0), 1)
         reached = sums >= tl.load(row_floats + TOP_P) * tl.max(sums, 0)
     index = tl.min(tl.where(reached, tl.arange(0, NUM_CUTS), NUM_CUTS - 1), 0)
     if chunk == 0:
         tl.store(cut_of_row + step_row, index)
-    within = tl.where(every == index, within, 0)
-    here = tl.sum(tl.sum(tl.where(each == chunk, within, 0), 1), 0)
-    if (here == 0) | (tl.sum(tl.sum(within, 1), 0) > listed):
+    place = (step_row * NUM_CUTS + index) * chunks
+    within = tl.load(counts + place + each, mask=each < chunks, other=0)
+    if (tl.load(counts + place + chunk) == 0) | (tl.sum(within, 0) > listed):
         return
     wanted = (
         logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
@@ -157,7 +157,7 @@ def collect(
     x = adjusted(wanted, chunk, ids, ADJUSTED)
     far = tl.div_rn(best - x, temperature)
     chosen = far <= tl.load(cuts + index)
-    before = tl.sum(tl.sum(tl.where(each < chunk, within, 0), 1), 0)
+    before = tl.sum(tl.where(each < chunk, within, 0), 0)
     places = step_row * listed + before + tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(listed_far + places, far, mask=chosen)
     tl.store(listed_ids + places, ids, mask=chosen)

@@ -41,6 +41,9 @@ class Adapters(Protocol):
 
 
 class Launched(Protocol):
+    @property
+    def how(self) -> str: ...
+
     def result(self) -> BatchResult:
         """Blocks until the step has been computed."""
         ...
@@ -86,7 +89,7 @@ def event_loop(
         if len(in_flight) == most or (in_flight and batch is None):
             landed, launched = in_flight.popleft()
             _send(out, scheduler.process_batch_result(launched.result()))
-            step_log.after(landed)
+            step_log.after(landed, launched.how)
         runner.loras.follow(scheduler.take_lora_orders())
         if kv_events is not None:
             kv_events.publish(scheduler.take_kv_events())

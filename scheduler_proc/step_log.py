@@ -21,14 +21,14 @@ class StepLog:
         self._generated = 0
         self._prefill_since = self._decode_since = time.monotonic()
 
-    def after(self, batch: ModelWorkerBatch) -> None:
-        """Call once per step, after its result has been processed."""
+    def after(self, batch: ModelWorkerBatch, how: str) -> None:
+        """Call once per step, after its result has been processed. `how` the runner ran it."""
         if batch.mode is not ForwardMode.DECODE:
             self._log_prefill(batch)
         if batch.num_decodes:
             self._decode_steps += 1
             if self._decode_steps % DECODE_INTERVAL == 0:
-                self._log_decode()
+                self._log_decode(how)
 
     def _log_prefill(self, batch: ModelWorkerBatch) -> None:
         opened = {entry.row for entry in batch.opened}
@@ -58,19 +58,20 @@ class StepLog:
         )
         self._prefill_since = now
 
-    def _log_decode(self) -> None:
+    def _log_decode(self, how: str) -> None:
         now = time.monotonic()
         stats = self._scheduler.stats()
         generated = stats.generated_tokens_total - self._generated
         log.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, "
-            "gen throughput (token/s): %.2f, #queue-req: %d, #retracted-req: %d,",
+            "gen throughput (token/s): %.2f, #queue-req: %d, #retracted-req: %d,%s",
             stats.running,
             stats.used_tokens,
             _usage(stats.used_tokens, stats.free_tokens + stats.evictable_tokens),
             generated / max(now - self._decode_since, 1e-9),
             stats.waiting,
             stats.retractions_total,
+            how and f" {how},",
         )
         self._decode_since, self._generated = now, stats.generated_tokens_total
 

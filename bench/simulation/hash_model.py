@@ -244,6 +244,7 @@ class LateResult:
 
     runner: HashRunner
     batch: ModelWorkerBatch
+    how: str = ""
 
     def result(self) -> BatchResult:
         return self.runner.run(self.batch)

@@ -29,14 +29,12 @@ class FakeDevice:
     name: str = "cpu"
     free: int = 1 << 24
     graphs: list[FakeGraph] = field(default_factory=list)
-    uploads: int = 0
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.full((size,), -7777, dtype=torch.int32)
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
         target.copy_(source)
-        self.uploads += 1
         return lambda: None
 
     def download(self, source: torch.Tensor) -> Read:

@@ -45,11 +45,6 @@ def max_splits(kv_heads: int, max_context: int) -> int:
     return min(few, -(-max_context // SPLIT_TOKENS))
 
 
-def scratch_bytes(batch: int, heads: int, head_dim: int, max_splits: int) -> int:
-    """Of a DecodeScratch."""
-    return batch * heads * max_splits * (head_dim + 1) * 4
-
-
 @triton.jit
 def _split_tokens(length, MAX_SPLITS: tl.constexpr, MIN_TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     """Tokens of a split, whole blocks: MAX_SPLITS or fewer cover the row, and none is empty."""

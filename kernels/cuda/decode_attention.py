@@ -1,10 +1,10 @@
 """Attention of one new token a request over the paged cache: flash decoding in two kernels.
 
 The context of a row is cut into splits; the first kernel leaves a normalised partial result and
-its log-sum-exp for each, the second merges them. Called by kernels/paged_attention.py for steps
-that hold decodes only, inside captured graphs: nothing here may depend on what a step holds other
-than through tensors. How a row is cut follows from its own length, so its batch-mates change no
-bit of it; the batch only decides how many programs share the splits of a row.
+its log-sum-exp for each, the second merges them. Called by kernels/device_attention.py, also inside
+captured graphs: nothing here may depend on what a step holds other than through tensors. How a row
+is cut follows from its own length, so its batch-mates change no bit of it; the batch only decides
+how many programs share the splits of a row.
 """
 
 import torch
@@ -33,8 +33,9 @@ class DecodeScratch:
     def __init__(
         self, batch: int, heads: int, head_dim: int, max_splits: int, device: torch.device
     ) -> None:
-        self.partial = torch.empty(batch, heads, max_splits, head_dim, device=device)
-        self.log_sums = torch.empty(batch, heads, max_splits, device=device)
+        shape = (batch, heads, max_splits)
+        self.partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
+        self.log_sums = torch.empty(shape, dtype=torch.float32, device=device)
         self.max_splits = max_splits
 
 
@@ -42,10 +43,6 @@ def max_splits(kv_heads: int, max_context: int) -> int:
     """How many splits the longest row of a model is cut into."""
     few = min(max(PROGRAMS_OF_A_ROW // kv_heads, 8), 128)
     return min(few, -(-max_context // SPLIT_TOKENS))
-
-
-def scratch_bytes(batch: int, heads: int, head_dim: int, max_splits: int) -> int:
-    return batch * heads * max_splits * (head_dim + 1) * 4
 
 
 @triton.jit
@@ -204,9 +201,10 @@ def decode_attention(
     """out[b, h] = softmax(scale * q[b, h] . K[:L, h // G]) @ V[:L, h // G], L = context_lens[b].
 
     q, out [B, H, D]; caches [S, KH, D] of float32, float16, bfloat16 or fp8 (value = stored *
-    k_scale or v_scale), last dimensions contiguous; page_table [R, P], rows [B] and context_lens
-    [B] int32: the token at position p of request b lies in slot page_table[rows[b], p // page_size]
-    * page_size + p % page_size. L counts the new token and is 1 or more. `scratch` holds B or more.
+    k_scale or v_scale); page_table [R, P], rows [B] and context_lens [B] int32: the token at
+    position p of request b lies in slot page_table[rows[b], p // page_size] * page_size + p %
+    page_size. L counts the new token and is 1 or more. All scales are above 0. `scratch` holds B
+    or more. Raises ValueError where a last dimension is not dense.
     """
     for launch in _launches(
         q, k_cache, v_cache, page_table, rows, context_lens, out, scratch,

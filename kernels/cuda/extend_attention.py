@@ -1,9 +1,9 @@
 """Causal attention of new tokens over the paged cache, which holds them already.
 
-Called by kernels/paged_attention.py for steps with extends. A program takes a tile of new tokens of
-one request with all query heads of one KV head as its rows, and walks over the blocks of the cache
-up to the last token of its tile: nothing grows with the square of a length. A tile never spans two
-requests and begins with a request's first token, so batch-mates change no bit of a row.
+Called by kernels/device_attention.py for requests that are more than a decode. A program takes a
+tile of new tokens of one request, with all query heads of one KV head as its rows, and walks over
+the cache from its first block to the last token of the tile. It holds no more than one block of
+scores. Tiles are counted from a request's first new token, so batch-mates change no bit of a row.
 """
 
 import torch

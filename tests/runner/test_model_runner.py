@@ -249,7 +249,7 @@ def test_a_failed_row_has_some_id_for_a_step_launched_before_that_is_known() -> 
 
 
 def test_on_a_cpu_a_step_is_computed_by_its_launch() -> None:
-    assert not hash_runner(4, kv_tokens=64).on_device
+    assert not hash_runner(4, kv_tokens=64).facts.on_device
 
 
 def test_seeded_draws_do_not_depend_on_row_or_company() -> None:

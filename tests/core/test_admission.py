@@ -208,10 +208,12 @@ def test_more_work_than_pool(admission: str, page_size: int) -> None:
     assert steps[0] <= 3 * steps[1]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("free", range(4))
-def test_all_want_a_page_in_the_same_step(free: int) -> None:
+def test_all_want_a_page_in_the_same_step(free: int, overlap: bool) -> None:
     """SCH-09: the pool is nearly full; whoever finds no page is sent back, none goes without."""
-    bench = Bench(pool_tokens=4 * (24 + free), page_size=4, chunk=64, ratio=0.01)
+    pool = 4 * (24 + free)
+    bench = Bench(pool_tokens=pool, page_size=4, chunk=64, ratio=0.01, overlap=overlap)
     for seed in range(4):
         bench.submit(prompt(11, seed), 20, ignore_eos=True)
     bench.step()

@@ -13,7 +13,7 @@ def leaves(count: int) -> list[TreeNode]:
 
 
 def test_many_uses_leave_few_entries_and_the_order_right() -> None:
-    """Each use leaves an entry that counts no more; they are dropped before they are the most."""
+    """Each use leaves an entry that counts no more; and is dropped some time later."""
     order: EvictionOrder[TreeNode] = EvictionOrder("lru", 1)
     nodes, draw, longest = leaves(300), random.Random(1), 0
     for node in nodes:
@@ -23,8 +23,8 @@ def test_many_uses_leave_few_entries_and_the_order_right() -> None:
         node.last_use = tick
         order.push(node)
         longest = max(longest, len(order._heap))
-        assert order.live() == 300
-    assert 500 < longest <= 2 * 300 + 64, "each dropping pays for itself"
+    assert order.live() == 300
+    assert 2 * 300 < longest <= 2 * 300 + 64, "dropped rarely, and before they are the most"
     expected = sorted(nodes, key=lambda node: node.last_use)
     assert [order.pop() for _ in expected] == expected
     assert order.pop() is None

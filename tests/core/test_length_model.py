@@ -59,7 +59,7 @@ def test_an_outlook_is_the_survival_curve_seen_from_here(
 
 
 def test_borders_are_close_enough_for_any_length() -> None:
-    assert all(right <= max(left + 1, left * 1.25) for left, right in pairwise(BORDERS))
+    assert all(left < right <= max(left + 1, left * 1.25) for left, right in pairwise(BORDERS))
     assert BORDERS[-1] > 131072, "as long as any context"
 
 

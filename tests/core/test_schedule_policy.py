@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.scheduler_proc.core.schedule_policy import make_order
+from tokenloom.scheduler_proc.core.schedule_policy import DepthFirst, make_order
 from tokenloom.wire.config import SchedulePolicy, SchedulingConfig, contradiction
 from tokenloom.wire.sampling import SamplingParams
 
@@ -111,6 +111,19 @@ def test_hrrn_lets_short_ones_by_until_a_long_one_has_waited_in_proportion() -> 
     assert list(order.in_order(50_000)) == [long, late]
 
 
+def test_a_long_prompt_of_which_most_is_cached_is_a_short_one() -> None:
+    tree = RadixCache(4)
+    tree.insert(tree.root, key_of([1] * 16), [1, 2, 3, 4])
+    order = make_order("hrrn", 4)
+    reqs = [
+        Req(rid, rid, SamplingParams(), array("i", [first] * 20), 20, 1, frozenset())
+        for rid, first in ((1, 2), (2, 1))
+    ]
+    for req in reqs:
+        order.add(req, tree.match(key_of(list(req.ids[:16]))))
+    assert list(order.in_order(100)) == reqs[::-1]
+
+
 def depth_first(node: TreeNode, at: dict[int, list[Req]]) -> list[Req]:
     """One subtree's order; among equally heavy ones any is right, so they come sorted."""
     subtrees = [depth_first(child, at) for child in node.children.values()]
@@ -153,6 +166,17 @@ def test_requests_at_a_node_that_the_tree_has_dropped_are_still_walked_to() -> N
     order.add(req, tree.match(key_of([1, 2, 3])))
     tree.evict(2)
     assert list(order.in_order(0)) == [req]
+
+
+def test_places_where_nobody_waits_any_more_are_forgotten() -> None:
+    tree = RadixCache(1)
+    order = DepthFirst()
+    for rid in range(1, 100):
+        tree.insert(tree.root, key_of([rid]), [rid])
+        req = Req(rid, rid, SamplingParams(), array("i", [rid, 0]), 2, 1, frozenset())
+        order.add(req, tree.match(key_of([rid])))
+        order.remove(req)
+    assert not order._at
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])

@@ -101,7 +101,6 @@ class LoRASlots:
             return
         if adapter.slot is not None:
             self._leave_slot(adapter)
-        self._forget_wish(adapter)
         lora_id = adapter.ref.lora_id
         del self._adapters[lora_id]
         self._writes = [write for write in self._writes if write[1] != lora_id]

@@ -92,6 +92,17 @@ def test_what_is_not_loaded_is_refused() -> None:
     assert slots.take_orders().drops == []
 
 
+def test_is_loading_until_the_last_load_has_ended() -> None:
+    slots = with_adapters(1, 1)
+    assert not slots.loading
+    for lora_id in (2, 3):
+        slots.begin_load(LoRARef(lora_id, "a", "/x"))
+    slots.end_load(LoRALoaded(2, ok=False))
+    assert slots.loading
+    slots.end_load(LoRALoaded(3, ok=True))
+    assert not slots.loading
+
+
 def test_unloaded_while_loading() -> None:
     slots = LoRASlots(1)
     slots.begin_load(LoRARef(1, "a", "/x"))

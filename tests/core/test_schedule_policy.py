@@ -160,12 +160,27 @@ def test_the_walk_goes_depth_first_to_where_most_wait(case: tuple[RadixCache, Wa
 
 def test_requests_at_a_node_that_the_tree_has_dropped_are_still_walked_to() -> None:
     tree = RadixCache(1)
-    tree.insert(tree.root, key_of([1, 2]), [1, 2])
+    node = tree.insert(tree.root, key_of([1, 2]), [1, 2]).node
     req = Req(1, 1, SamplingParams(), array("i", [1, 2, 3]), 3, 1, frozenset())
     order = make_order("dfs-weight", 1)
     order.add(req, tree.match(key_of([1, 2, 3])))
-    tree.evict(2)
+    tree.unlock(node)
+    assert tree.evict(2) == [2, 1]
     assert list(order.in_order(0)) == [req]
+
+
+def test_it_is_no_weight_to_lie_deep() -> None:
+    tree = RadixCache(1)
+    for depth in range(1, 5):
+        tree.insert(tree.root, key_of([1] * depth + [2]), list(range(depth * 10, depth * 11 + 1)))
+    tree.insert(tree.root, key_of([3]), [99])
+    order = make_order("dfs-weight", 1)
+    reqs = []
+    for rid, ids in enumerate(([1] * 4, [3], [3])):
+        req = Req(rid, rid, SamplingParams(), array("i", [*ids, 0]), len(ids) + 1, 1, frozenset())
+        order.add(req, tree.match(key_of(ids)))
+        reqs.append(req)
+    assert list(order.in_order(0)) == [*reqs[1:], reqs[0]]
 
 
 def test_places_where_nobody_waits_any_more_are_forgotten() -> None:

@@ -64,6 +64,7 @@ def _judge(path: Path, mutant: Mutant) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than some mutants
     sys.meta_path.insert(0, _MutantFinder(path, mutant.source))
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # nobody reads the failure
     hypothesis.settings.register_profile(
@@ -71,7 +72,7 @@ def _judge(path: Path, mutant: Mutant) -> int:
     )
     hypothesis.settings.load_profile("mutation")
     try:
-        _simulate("short", 3_000)
+        _simulate("short", 1_000)
         quiet = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
         # what the simulation does at length, the stateful test need not do again
         quiet += ["--ignore", str(ROOT / "tests" / "core" / "test_scheduler_stateful.py")]

@@ -48,7 +48,6 @@ class VirtualTokenCounters:
 
     def leave(self, tenant: str) -> None:
         """Nothing of the tenant waits any more."""
-        self._least()
         self._waiting.remove(tenant)
         self._last = tenant
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:

@@ -35,7 +35,7 @@ class Adapter:
     slot: int | None = None
     requests: int = 0  # accepted and not ended
     running: int = 0  # of them, those that hold pages
-    last_use: int = 0  # logical tick
+    last_use: int = 0  # logical tick, of the last request that ceased to run
     slot_since: int = 0  # by LoRASlots.shortages
 
 
@@ -105,8 +105,8 @@ class LoRASlots:
         if adapter.requests or not (adapter.draining and adapter.loaded):
             return
         if adapter.slot is not None:
-            self._leave_slot(adapter)
-        self._forget_wish(adapter)
+            del self._in_slot[adapter.slot]
+            self._writes.append((adapter.slot, BASE))
         lora_id = adapter.ref.lora_id
         del self._adapters[lora_id]
         self._writes = [write for write in self._writes if write[1] != lora_id]
@@ -144,7 +144,6 @@ class LoRASlots:
             self._take_slot(adapter, slot)
         self._forget_wish(adapter)
         adapter.running += 1
-        self._touch(adapter)
 
     def retire(self, lora_id: int) -> None:
         """The request runs no longer: it has been retracted, or has ended."""
@@ -153,7 +152,8 @@ class LoRASlots:
         adapter = self._adapters[lora_id]
         assert adapter.running > 0
         adapter.running -= 1
-        self._touch(adapter)
+        self._tick += 1
+        adapter.last_use = self._tick
 
     def leave(self, lora_id: int) -> None:
         """The request has ended, whatever way."""
@@ -238,7 +238,7 @@ class LoRASlots:
         return slot not in self._in_slot or not self._in_slot[slot].running
 
     def _last_use(self, slot: int) -> tuple[int, int]:
-        return (self._in_slot[slot].last_use if slot in self._in_slot else -1), slot
+        return (self._in_slot[slot].last_use if slot in self._in_slot else 0), slot
 
     def _take_slot(self, adapter: Adapter, slot: int) -> None:
         if slot in self._in_slot:
@@ -247,12 +247,6 @@ class LoRASlots:
         adapter.slot = slot
         adapter.slot_since = self.shortages
         self._writes.append((slot, adapter.ref.lora_id))
-
-    def _leave_slot(self, adapter: Adapter) -> None:
-        assert adapter.slot is not None
-        del self._in_slot[adapter.slot]
-        self._writes.append((adapter.slot, BASE))
-        adapter.slot = None
 
     def _keep_a_slot(self, adapter: Adapter) -> None:
         """Of those not kept yet, the one that will be free soonest: with the fewest users."""
@@ -268,7 +262,3 @@ class LoRASlots:
     def _forget_wish(self, adapter: Adapter) -> None:
         self._wishes.pop(adapter.ref.lora_id, None)
         self._kept = {slot: owner for slot, owner in self._kept.items() if owner is not adapter}
-
-    def _touch(self, adapter: Adapter) -> None:
-        self._tick += 1
-        adapter.last_use = self._tick

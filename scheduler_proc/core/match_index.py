@@ -36,9 +36,8 @@ class _Spot:
 
     @property
     def is_whole(self) -> bool:
-        """A match ends at the end of the node, which is still in the tree."""
-        attached = self.node.parent is not None or self.node.uid == 0
-        return attached and self.node.start + len(self.node.pages) == self.end
+        """A match ends at the end of the node, which is still in the tree: else it has no pages."""
+        return self.node.start + len(self.node.pages) == self.end
 
 
 class MatchIndex:

@@ -216,7 +216,7 @@ class RadixCache:
         for node in self.nodes():
             pages += node.pages
             node.version += 1
-            node.parent, node.key, node.children = None, b"", {}
+            node.parent, node.key, node.pages, node.children = None, b"", [], {}
         self.root.children = {}
         self._order.clear()
         self.num_nodes = self.evictable_pages = 0

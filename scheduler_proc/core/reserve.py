@@ -61,7 +61,8 @@ class ForecastReserve:
     A request that lives to see a window is taken to need in it what it has and all that it can add
     by the window's end; one that does not needs nothing. Lives are independent, so the sum is near
     a normal distribution with the summed means and variances; `deviations` of its spread are kept
-    free. Pages that several hold are shared evenly between all.
+    free. Pages that several hold are shared evenly between all. The first window begins now, where
+    all live: so prompts, which need their pages for sure, fit as well.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class ForecastReserve:
         self._kv = kv
         self._lengths = lengths
         self._deviations = deviations
-        self._room = kv.reachable_pages  # for prompts alone
         self._sure = 0.0  # pages that the protected need, whatever happens
         self._limit = 0.0  # pages if all reach their limits
         self._means = [0.0] * len(STARTS)
@@ -78,15 +78,14 @@ class ForecastReserve:
         wanted = sum(kv.pages_for(len(req.ids)) for req in running)
         to_come = wanted - sum(len(req.kv.pages) for req in running if req.kv)
         held = kv.pages.capacity - kv.reachable_pages
-        even = (held + to_come) / wanted if wanted else 1.0
+        even = (held + to_come) / max(1, wanted)
         self._add([(req, even * kv.pages_for(len(req.ids))) for req in running])
 
     def take(self, req: Req, match: Match) -> bool:
         own = self._kv.pages_for(len(req.ids)) - match.num_pages + self._kv.locked_by(match)
         before = self._sure, self._limit, self._means.copy(), self._variances.copy()
         self._add([(req, own)])
-        if own <= self._room and self._fits():
-            self._room -= own
+        if self._fits():
             return True
         self._sure, self._limit, self._means, self._variances = before
         return False

@@ -69,9 +69,6 @@ class Sorted:
         self._entries: list[tuple[int, int, Req]] = []
         self._ranks: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, req: Req, match: Match | None) -> None:
         rank = self._ranks[req.rid] = self._rank(req, match)
         bisect.insort(self._entries, (rank, req.arrival, req))
@@ -90,7 +87,8 @@ class HighestResponseRatio:
     """The largest (wait + service) / service goes first, all in tokens that must be computed.
 
     Service times are rounded to classes. Within one the longest wait has the highest ratio, so a
-    pass compares the heads of the classes, not all requests.
+    pass compares the heads of the classes, not all requests. There are fewer than 200 of them, so
+    empty ones may stay.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -106,10 +104,7 @@ class HighestResponseRatio:
         self._classes.setdefault(number, Sorted(_fcfs)).add(req, None)
 
     def remove(self, req: Req) -> None:
-        number = self._class_of.pop(req.rid)
-        self._classes[number].remove(req)
-        if not len(self._classes[number]):
-            del self._classes[number]
+        self._classes[self._class_of.pop(req.rid)].remove(req)
 
     def in_order(self, now: int) -> Iterator[Req]:
         def slowest_first(req: Req) -> tuple[float, int]:

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from itertools import pairwise
 
 import pytest
 from support.scheduling import Bench, prompt
@@ -9,7 +10,7 @@ from support.scheduling import Bench, prompt
 from tokenloom.scheduler_proc.core.admission import Admission
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.scheduler_proc.core.reserve import ForecastReserve
+from tokenloom.scheduler_proc.core.reserve import CLIP, STARTS, ForecastReserve
 from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import Finish
 from tokenloom.wire.sampling import SamplingParams
@@ -170,6 +171,63 @@ def test_the_rest_of_a_prompt_that_is_cut_counts_in_full() -> None:
         assert not reserve.take(other, kv.match(other)), "10 pages beside 21"
         other = waiting(3, 128, 16)
         assert reserve.take(other, kv.match(other)), "9 pages beside 21"
+
+
+def test_one_that_has_all_its_pages_needs_no_more() -> None:
+    kv = cache(20)
+    first = waiting(1, 60, 4)
+    start(kv, first, 60)
+    rest = waiting(2, 16 * 15, 16)
+    assert Admission(SchedulingConfig()).reserve(kv, [first]).take(rest, kv.match(rest))
+
+
+@pytest.mark.parametrize("prompt_len", [1, 16, 17])
+def test_what_one_request_may_need_in_all(prompt_len: int) -> None:
+    kv = cache(20)
+    first = waiting(1, prompt_len, 100)
+    start(kv, first, prompt_len)
+    reserve = forecast([16] * 200, 0.05).reserve(kv, [first])
+    assert isinstance(reserve, ForecastReserve)
+    assert reserve._limit == kv.pages_for(prompt_len + 100)
+
+
+def test_the_needs_ahead_are_the_sum_of_what_each_may_need() -> None:
+    """Reckoned request by request, without putting together those that are alike."""
+    draw = random.Random(5)
+    admission = forecast([draw.randint(1, 400) for _ in range(200)], 0.05)
+    lengths = admission._lengths
+    assert lengths is not None
+    kv = cache(1000)
+    running: list[Req] = []
+    for number in range(1, 41):
+        req = waiting(number, draw.randint(1, 90), draw.choice((3, 40, 700, 9000)))
+        req.ids.extend([0] * draw.randrange(min(req.max_new_tokens, 300)))
+        start(kv, req, len(req.ids))
+        req.retractions = 2 * (number % 8 == 0)
+        running.append(req)
+    candidate = waiting(99, 33, 500)
+    reserve = admission.reserve(kv, running)
+    assert isinstance(reserve, ForecastReserve)
+    assert reserve.take(candidate, kv.match(candidate))
+    sure = limit = 0.0
+    means, variances = [0.0] * len(STARTS), [0.0] * len(STARTS)
+    for req in [*running, candidate]:
+        own = kv.pages_for(len(req.ids))
+        limit += kv.pages_for(len(req.ids) + req.tokens_left)
+        if req.retractions:
+            sure += kv.pages_for(len(req.ids) + req.tokens_left)
+            continue
+        left = min(req.tokens_left, CLIP)
+        alive = lengths.outlook(lengths.age(req.output_len))
+        for window, (begin, end) in enumerate(pairwise([*STARTS, CLIP])):
+            whole = kv.pages_for(len(req.ids) + left)
+            need = own + end / PAGE if end < left else float(whole)
+            if begin < left:
+                means[window] += alive[window] * need
+                variances[window] += alive[window] * (1 - alive[window]) * need**2
+    assert (reserve._sure, reserve._limit) == (sure, limit)
+    assert reserve._means == pytest.approx(means)
+    assert reserve._variances == pytest.approx(variances)
 
 
 @BOTH

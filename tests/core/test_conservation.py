@@ -28,6 +28,19 @@ def cook(books: Callable[[KVCache, Req], object], says: str) -> None:
         bench.scheduler.check()
 
 
+def test_sound_books_of_namespaces_and_forks_are_found_sound() -> None:
+    bench = Bench()
+    for namespace in ("", "a"):
+        for length in (8, 16, 22):
+            bench.submit([*PROMPT[:length], *[length] * 8], namespace=namespace)
+        bench.run()
+    bench.submit([*PROMPT, 1], namespace="a")
+    bench.step()
+    bench.scheduler.check()
+    starts = [node.start for node in bench.scheduler._kv.tree.nodes()]
+    assert len(set(starts)) >= 3, "levels"
+
+
 def test_a_lost_page() -> None:
     cook(lambda kv, req: kv.pages.alloc(1), "lost pages: [")
 
@@ -78,6 +91,51 @@ def test_a_node_that_its_parent_does_not_know_by_its_key() -> None:
         children[b"another"] = children.pop(next(iter(children)))
 
     cook(books, "is not its parent's child")
+
+
+def test_a_node_whose_key_is_another_than_its_parent_s() -> None:
+    def books(kv: KVCache, req: Req) -> None:
+        node = kv.tree.nodes()[0]
+        node.key = node.key[4:] + node.key[:4]
+
+    cook(books, "edge and key")
+
+
+def test_a_node_with_another_number_of_pages_above() -> None:
+    def books(kv: KVCache, req: Req) -> None:
+        kv.tree.nodes()[0].start += 1
+
+    cook(books, "pages above are miscounted")
+
+
+def test_miscounted_nodes() -> None:
+    def books(kv: KVCache, req: Req) -> None:
+        kv.tree.num_nodes += 1
+
+    cook(books, "nodes are miscounted")
+
+
+def test_a_leaf_that_would_never_be_evicted() -> None:
+    bench = Bench()
+    bench.submit(PROMPT)
+    bench.run()
+    bench.scheduler._kv.tree._order.clear()
+    with pytest.raises(ConservationError, match="an unlocked leaf is not up for eviction"):
+        bench.scheduler.check()
+
+
+def test_a_request_of_other_ids_than_its_path() -> None:
+    def books(kv: KVCache, req: Req) -> None:
+        req.ids[0] += 1
+
+    cook(books, "request 1 and its tree path disagree on ids")
+
+
+def test_a_request_in_another_namespace_than_its_path() -> None:
+    def books(kv: KVCache, req: Req) -> None:
+        req.namespace = "another"
+
+    cook(books, "request 1 reads another namespace")
 
 
 def test_miscounted_locks() -> None:

@@ -59,7 +59,7 @@ def test_an_outlook_is_the_survival_curve_seen_from_here(
 
 
 def test_borders_are_close_enough_for_any_length() -> None:
-    assert all(right <= max(left + 1, left * 1.25) for left, right in pairwise(BORDERS))
+    assert all(left < right <= max(left + 1, left * 1.25) for left, right in pairwise(BORDERS))
     assert BORDERS[-1] > 131072, "as long as any context"
 
 
@@ -100,3 +100,21 @@ def test_is_ready_after_enough_answers() -> None:
         model.observe(3, cut=True)
         seen += 1
     assert seen == 34, "32 of which the first have faded a little"
+
+
+def test_an_answer_longer_than_all_borders_counts_as_the_longest() -> None:
+    last = len(BORDERS) - 1
+    model = LengthModel([BORDERS[-1] - BORDERS[-2]])
+    for _ in range(50):
+        model.observe(BORDERS[-1] + 7, cut=False)
+    assert model.outlook(last - 1)[0] < 0.05, "to live through the last bucket"
+    assert model.outlook(last - 2) == [1.0], "and all that comes before it"
+    assert model.outlook(last) == [1.0], "whoever has outlived that goes on for all we know"
+
+
+def test_an_outlook_is_drawn_once_for_all_of_an_age() -> None:
+    model = learned([(100, False)] * 50)
+    assert model.outlook(3) is model.outlook(3)
+    before = model.outlook(3)
+    model.observe(1, cut=False)
+    assert model.outlook(3) is not before

@@ -92,6 +92,17 @@ def test_what_is_not_loaded_is_refused() -> None:
     assert slots.take_orders().drops == []
 
 
+def test_is_loading_until_the_last_load_has_ended() -> None:
+    slots = with_adapters(1, 1)
+    assert not slots.loading
+    for lora_id in (2, 3):
+        slots.begin_load(LoRARef(lora_id, "a", "/x"))
+    slots.end_load(LoRALoaded(2, ok=False))
+    assert slots.loading
+    slots.end_load(LoRALoaded(3, ok=True))
+    assert not slots.loading
+
+
 def test_unloaded_while_loading() -> None:
     slots = LoRASlots(1)
     slots.begin_load(LoRARef(1, "a", "/x"))
@@ -141,9 +152,33 @@ def test_a_wish_dies_with_its_requests() -> None:
     slots.leave(2)
     assert slots.may_run(1)
     slots.accept(2)
-    assert slots.lacks_slot(2)
-    slots.end_planning(idle=False)
-    assert slots.may_run(1)  # it waits from the beginning again
+    for _ in range(PATIENCE):
+        assert slots.may_run(1)  # it waits from the beginning again
+        assert slots.lacks_slot(2)
+        slots.end_planning(idle=False)
+    assert not slots.may_run(1)
+
+
+def test_an_adapter_whose_slot_is_kept_for_another_asks_for_no_second_one() -> None:
+    slots = with_adapters(2, 3)
+    for lora_id in (1, 2, 2):
+        run(slots, lora_id)
+    slots.accept(1)
+    slots.accept(3)
+    for _ in range(3 * PATIENCE):
+        slots.lacks_slot(1)
+        assert slots.lacks_slot(3)
+        slots.end_planning(idle=False)
+    assert not slots.may_run(1)
+    assert slots.may_run(2)
+
+
+def test_an_empty_slot_is_taken_before_one_that_an_adapter_has() -> None:
+    slots = with_adapters(2, 2)
+    run(slots, 1)
+    end(slots, 1)
+    run(slots, 2)
+    assert slots.take_writes() == [(1, 1), (2, 2)]
 
 
 def short_steps(slots: LoRASlots, steps: int, *lora_ids: int) -> None:

@@ -2,6 +2,7 @@
 
 from array import array
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,14 +129,55 @@ def test_namespaces_part_at_the_root() -> None:
     assert watched.known == {1: 0, 2: 2}
 
 
-def test_a_step_looks_up_a_bounded_number_and_the_rest_comes_next() -> None:
+def test_a_match_inside_a_node_is_followed_when_the_node_loses_its_end() -> None:
     watched = Watched(1)
-    for rid in range(1, 2001):
-        watched.add(make(rid, [1, 2, rid]))
+    compute(watched.kv, make(0, [1, 2, 3, 4]))
+    watched.add(make(1, [1, 2, 9]))
+    watched.kv.pages.free(watched.kv.tree.evict(1))
+    watched.refresh()
+    assert watched.refresh() == []
+    assert watched.known == {1: 2}
+    watched.kv.pages.free(watched.kv.tree.evict(2))
+    assert watched.refresh() == [1]
+    assert watched.known == {1: 1}
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_a_cleared_tree_is_noticed_by_all(depth: int) -> None:
+    """Whether their match ended inside a node, at its end or above it."""
+    watched = Watched(1)
+    compute(watched.kv, make(0, [1, 2, 3]))
+    watched.add(make(1, [*[1, 2, 3, 4][:depth], 9]))
+    watched.kv.flush()
+    assert watched.refresh() == [1]
+    assert watched.known == {1: 0}
+
+
+@pytest.mark.parametrize(("length", "most"), [(3, 512), (1000, 59)])
+def test_a_step_looks_up_a_bounded_number_and_the_rest_comes_next(length: int, most: int) -> None:
+    """Few of long prompts, for their ids are read."""
+    watched, count = Watched(1), 4 * most
+    for rid in range(1, count + 1):
+        watched.add(make(rid, [1, 2, rid, *range(3, length)]))
     compute(watched.kv, make(0, [1, 2]))
     sizes = []
     while found := watched.refresh():
         sizes.append(len(found))
-    assert sum(sizes) == 2000
-    assert max(sizes) <= 512
+    assert sum(sizes) == count
+    assert max(sizes) <= most
     assert set(watched.known.values()) == {2}
+
+
+def test_who_is_left_over_by_a_step_may_leave_before_the_next() -> None:
+    watched = Watched(1)
+    for rid in range(1, 601):
+        watched.add(make(rid, [1, 2, rid]))
+    compute(watched.kv, make(0, [1, 2]))
+    looked_up = watched.refresh()
+    assert 0 < len(looked_up) < 600
+    for rid in set(watched.reqs) - set(looked_up):
+        watched.drop(watched.reqs[rid])
+    assert watched.refresh() == []
+    for rid in looked_up:
+        watched.drop(watched.reqs[rid])
+    assert not watched.index._spots

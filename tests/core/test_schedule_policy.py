@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.scheduler_proc.core.schedule_policy import make_order
+from tokenloom.scheduler_proc.core.schedule_policy import DepthFirst, make_order
 from tokenloom.wire.config import SchedulePolicy, SchedulingConfig, contradiction
 from tokenloom.wire.sampling import SamplingParams
 
@@ -111,6 +111,19 @@ def test_hrrn_lets_short_ones_by_until_a_long_one_has_waited_in_proportion() -> 
     assert list(order.in_order(50_000)) == [long, late]
 
 
+def test_a_long_prompt_of_which_most_is_cached_is_a_short_one() -> None:
+    tree = RadixCache(4)
+    tree.insert(tree.root, key_of([1] * 16), [1, 2, 3, 4])
+    order = make_order("hrrn", 4)
+    reqs = [
+        Req(rid, rid, SamplingParams(), array("i", [first] * 20), 20, 1, frozenset())
+        for rid, first in ((1, 2), (2, 1))
+    ]
+    for req in reqs:
+        order.add(req, tree.match(key_of(list(req.ids[:16]))))
+    assert list(order.in_order(100)) == reqs[::-1]
+
+
 def depth_first(node: TreeNode, at: dict[int, list[Req]]) -> list[Req]:
     """One subtree's order; among equally heavy ones any is right, so they come sorted."""
     subtrees = [depth_first(child, at) for child in node.children.values()]
@@ -147,12 +160,38 @@ def test_the_walk_goes_depth_first_to_where_most_wait(case: tuple[RadixCache, Wa
 
 def test_requests_at_a_node_that_the_tree_has_dropped_are_still_walked_to() -> None:
     tree = RadixCache(1)
-    tree.insert(tree.root, key_of([1, 2]), [1, 2])
+    node = tree.insert(tree.root, key_of([1, 2]), [1, 2]).node
     req = Req(1, 1, SamplingParams(), array("i", [1, 2, 3]), 3, 1, frozenset())
     order = make_order("dfs-weight", 1)
     order.add(req, tree.match(key_of([1, 2, 3])))
-    tree.evict(2)
+    tree.unlock(node)
+    assert tree.evict(2) == [2, 1]
     assert list(order.in_order(0)) == [req]
+
+
+def test_it_is_no_weight_to_lie_deep() -> None:
+    tree = RadixCache(1)
+    for depth in range(1, 5):
+        tree.insert(tree.root, key_of([1] * depth + [2]), list(range(depth * 10, depth * 11 + 1)))
+    tree.insert(tree.root, key_of([3]), [99])
+    order = make_order("dfs-weight", 1)
+    reqs = []
+    for rid, ids in enumerate(([1] * 4, [3], [3])):
+        req = Req(rid, rid, SamplingParams(), array("i", [*ids, 0]), len(ids) + 1, 1, frozenset())
+        order.add(req, tree.match(key_of(ids)))
+        reqs.append(req)
+    assert list(order.in_order(0)) == [*reqs[1:], reqs[0]]
+
+
+def test_places_where_nobody_waits_any_more_are_forgotten() -> None:
+    tree = RadixCache(1)
+    order = DepthFirst()
+    for rid in range(1, 100):
+        tree.insert(tree.root, key_of([rid]), [rid])
+        req = Req(rid, rid, SamplingParams(), array("i", [rid, 0]), 2, 1, frozenset())
+        order.add(req, tree.match(key_of([rid])))
+        order.remove(req)
+    assert not order._at
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])

@@ -1,12 +1,17 @@
 """Who goes next, in whole schedulers: policies, ageing, prefix groups, look-ahead."""
 
 import random
+from array import array
 
 import pytest
 from support.hash_model import VOCAB
 from support.scheduling import Bench
 
+from tokenloom.scheduler_proc.core.req import Req
+from tokenloom.scheduler_proc.core.schedule_policy import make_order
+from tokenloom.scheduler_proc.core.waiting_queue import Line
 from tokenloom.wire.messages import AbortReq
+from tokenloom.wire.sampling import SamplingParams
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -110,6 +115,37 @@ def test_a_cold_request_starts_in_spite_of_an_endless_stream_of_hot_ones(
         assert len(bench.starts) - 3 == bound
     bench.run()
     bench.assert_right()
+
+
+def line_of(count: int, max_overtakes: int) -> tuple[Line, list[Req]]:
+    line = Line(make_order("fcfs", 1), max_overtakes)
+    reqs = [
+        Req(n, n, SamplingParams(), array("i", [1]), 1, 9, frozenset(), lora_id=n)
+        for n in range(1, count + 1)
+    ]
+    for req in reqs:
+        line.add(req, None)
+    return line, reqs
+
+
+@pytest.mark.parametrize(("lacking", "tried"), [((), 1), ((1, 3), 2), ((1, 2), 3), ((1, 2, 3), 3)])
+def test_overdue_ones_without_a_slot_hold_nobody_up(lacking: tuple[int, ...], tried: int) -> None:
+    """All three are overdue and none of them starts; the first that could is the last tried."""
+    line, reqs = line_of(3, max_overtakes=0)
+    assert list(line.in_order(0, lacking.__contains__)) == reqs[:tried]
+
+
+def test_one_that_starts_again_has_overtaken_once() -> None:
+    """It was retracted: whoever waited since before it came has been let by no more than before."""
+    line, (oldest, *others) = line_of(5, max_overtakes=3)
+    for _ in range(3):
+        for req in others[:2]:
+            line.start(req)
+            assert not line.is_overdue(oldest)
+            line.add(req, None)
+    line.start(others[2])
+    assert line.is_overdue(oldest)
+    assert not line.is_overdue(others[0])
 
 
 def test_of_equal_prompts_one_leads_and_the_others_hit() -> None:

@@ -8,6 +8,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -33,8 +34,9 @@ Forward = Callable[[GraphKey], torch.Tensor]  # logits [size, vocab] of what the
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes worth a graph: padding adds at most a quarter, and mostly an eighth."""
-    steps = (*range(1, 4), *range(4, 32, 4), *range(32, 128, 16), *range(128, largest, 32))
+    """Batch sizes worth a graph: padding adds at most a quarter, or three rows."""
+    spans = ((1, 4, 1), (4, 32, 4), (32, 64, 8), (64, 128, 16), (128, largest, 32))
+    steps = chain.from_iterable(range(*span) for span in spans)
     return sorted({size for size in steps if size < largest} | {largest}) if largest else []
 
 

@@ -25,6 +25,8 @@ _LOADS = 4
 _NUM_WARPS = 4
 # A kernel is not compiled anew for the number of tokens of a step, or for 1 of the others.
 _NOT_SPECIALISED = ("tokens", "parts", "splits")
+# The step's columns lie side by side in one buffer: their alignment tells nothing.
+_COLUMNS = ("order", "starts", "lens", "slots")
 
 
 class Segments(Protocol):
@@ -42,7 +44,7 @@ class Segments(Protocol):
     def chunk_tokens(self) -> int: ...
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALISED)
+@triton.jit(do_not_specialize=_NOT_SPECIALISED, do_not_specialize_on_alignment=_COLUMNS)
 def _shrink_kernel(
     x,
     a,
@@ -97,7 +99,7 @@ def _shrink_kernel(
     tl.store(h_rows + (part * r_max + r)[None, :], total, mask=in_chunk & in_rank)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _shrink_ids_kernel(
     ids,
     a,
@@ -127,7 +129,7 @@ def _shrink_ids_kernel(
     tl.store(h + token[:, None] * r_max + r[None, :], values, mask=inside)
 
 
-@triton.jit(do_not_specialize=_NOT_SPECIALISED)
+@triton.jit(do_not_specialize=_NOT_SPECIALISED, do_not_specialize_on_alignment=_COLUMNS)
 def _expand_kernel(
     h,
     b,

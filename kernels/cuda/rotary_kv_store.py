@@ -20,7 +20,8 @@ def _stored(value, scale, LIMIT: tl.constexpr):
     return value
 
 
-@triton.jit
+# The step's columns lie side by side in one buffer: their alignment tells nothing.
+@triton.jit(do_not_specialize_on_alignment=["positions", "out_cache_loc"])
 def _rotary_kv_store_kernel(
     qkv,
     positions,

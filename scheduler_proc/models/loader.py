@@ -123,13 +123,19 @@ def _fill(
 
 
 def fill_dummy(model: LlamaForCausalLM) -> None:
-    """Norms one, the rest small and normal: the logits stay finite at any depth."""
-    generator = torch.Generator().manual_seed(_DUMMY_SEED)
-    for name, slot in model.weight_slots.items():
+    """Norms one, the rest small and normal: the logits stay finite at any depth.
+
+    A device makes its own: the billions of a large model would take a CPU a minute.
+    """
+    slots = model.weight_slots
+    device = next(iter(slots.values())).device
+    generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
+    for name, slot in slots.items():
         if name.endswith("norm.weight"):
             slot.fill_(1.0)
         else:
-            slot.copy_(torch.empty(slot.shape).normal_(0.0, _DUMMY_STD, generator=generator))
+            values = torch.empty(slot.shape, device=device)
+            slot.copy_(values.normal_(0.0, _DUMMY_STD, generator=generator))
 
 
 def _bar(total: int) -> "tqdm[None]":

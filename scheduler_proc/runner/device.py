@@ -57,6 +57,7 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         torch.cuda.set_device(index)
         self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._captures = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, size: int) -> torch.Tensor:
@@ -90,7 +91,7 @@ class CudaDevice:
         torch.cuda.current_stream().wait_stream(self._copies)
 
     def capture(self, run: Callable[[], torch.Tensor]) -> "CudaGraph":
-        return CudaGraph(run, self._pool)
+        return CudaGraph(run, self._pool, self._captures)
 
     def free_bytes(self) -> int:
         """Of the device, with what torch keeps cached given back first."""
@@ -108,17 +109,28 @@ class CudaDevice:
 
 
 class CudaGraph:
-    def __init__(self, run: Callable[[], torch.Tensor], pool: Any) -> None:  # noqa: ANN401
+    """Kernels are compiled and libraries make their workspaces on first use: not in a capture.
+
+    A workspace belongs to a stream and outlives every graph. So `run` goes first over the stream of
+    the capture, and all captures over one: else each stream would keep a workspace (32 MiB of
+    cuBLAS), and one made within a capture would hold the graphs' pool when its last graph is gone,
+    from which torch captures no other.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], torch.Tensor],
+        pool: Any,  # noqa: ANN401
+        stream: torch.cuda.Stream,
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # Kernels are compiled and libraries make their workspaces on first use: not in a capture.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run()
             run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.output = run()
 
     def replay(self) -> None:

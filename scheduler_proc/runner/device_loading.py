@@ -73,7 +73,7 @@ class _Builder:
             max_loras=source.max_loras,
             on_device=True,
         )
-        largest = largest_layout(self._facts, scheduling.max_prefill_tokens)
+        largest = largest_layout(self._facts, scheduling)
         self._largest = largest
         self._columns = torch.zeros(largest.size, dtype=torch.int32, device=device.name)
         self._lora_slots = DeviceLoRASlots(
@@ -115,8 +115,10 @@ class _Builder:
         """Kernels are compiled at their first use: here, and not under a request."""
         self._sampler.warm_up(self._source.model.spec.vocab_size)
         self._pad_columns(GraphKey(1, lora=False))
-        self._forward(Layout(1, 1, 1, 0))
-        self._forward(Layout(1, 1, 1, 1))
+        chunks = (0, 1) if self._facts.max_loras else (0,)  # an empty one
+        for count in chunks:
+            self._forward(Layout(1, 1, 1, 0, count, count))
+            self._forward(Layout(1, 1, 1, 1, count, count))
 
     def _needs(self, free: int) -> PoolNeeds:
         return PoolNeeds(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ...kernels.lora import DECODE_CHUNK, max_chunks
+from ...wire.config import SchedulingConfig
 from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
 from ..models.llama import LlamaForCausalLM
 from ..models.lora import LoRAAdapter
@@ -143,10 +144,15 @@ class _HostBuffer:
     wait: Wait = lambda: None  # until the device has read it
 
 
-def largest_layout(facts: RunnerFacts, max_prefill_tokens: int) -> Layout:
-    """No step is larger: a prompt that is not chunked may exceed the budget, up to the context."""
+def largest_layout(facts: RunnerFacts, scheduling: SchedulingConfig) -> Layout:
+    """No step is larger. A prompt exceeds the budget only where none is cut, up to the context."""
     requests = facts.max_running_requests
-    tokens = max(max_prefill_tokens, facts.context_length) + requests
+    budget = scheduling.max_prefill_tokens
+    if scheduling.chunked_prefill_size:
+        budget = min(budget, scheduling.chunked_prefill_size)
+    else:
+        budget = max(budget, facts.context_length)
+    tokens = budget + requests
     loras = facts.max_loras
     return Layout(
         tokens,

@@ -68,7 +68,9 @@ def make_model_runner(
     source = _Source(model.model, model, device, mode, kv_dtype, threads, lora.max_lora_rank)
     runner: Runner
     if device == "cuda":
-        runner = _on_cuda(source, scheduling, execution, lora.max_loras_per_batch)
+        # Slots of matrices, and twice the graphs: not where there can be no adapter.
+        max_loras = lora.max_loras_per_batch if lora.enabled else 0
+        runner = _on_cuda(source, scheduling, execution, max_loras)
     else:
         runner = ModelRunner(_load(source), scheduling, execution, lora.max_loras_per_batch)
     logger.info(

@@ -22,6 +22,8 @@ from ..models.config import ModelSpec
 from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model
 from ..models.packed import PackedLlama
+from .device import CudaDevice
+from .device_lora import staged
 from .facts import Runner
 from .host import cores_to_pin, physical_cores
 from .kv_pool import KVShape
@@ -148,10 +150,12 @@ def _mostly_four_bits(path: str) -> bool:
 def _on_cuda(
     source: _Source, scheduling: SchedulingConfig, execution: ExecutionConfig, max_loras: int
 ) -> Runner:
-    # Imported here alone: a CPU needs no triton.
-    from .device import CudaDevice
-    from .device_loading import DeviceSource, make_device_runner
-    from .device_lora import staged
+    try:  # imported here alone: a CPU needs no triton
+        from .device_loading import DeviceSource, make_device_runner
+    except ImportError as error:
+        raise ModelError(
+            f"a CUDA device needs triton ({error}): install tokenloom[triton], or use --device cpu"
+        ) from error
 
     if source.kv_dtype in _FP8.values() and torch.cuda.get_device_capability() < (8, 9):
         raise ModelError("--kv-cache-dtype fp8 needs a device of compute capability 8.9 or later")

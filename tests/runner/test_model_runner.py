@@ -22,7 +22,11 @@ from tokenizers.models import WordLevel
 from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
-from tokenloom.scheduler_proc.runner.loading import make_model_runner
+from tokenloom.scheduler_proc.runner.loading import (
+    choose_kv_dtype,
+    choose_mode,
+    make_model_runner,
+)
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
 from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
 from tokenloom.wire.config import ExecutionConfig, ModelConfig, SchedulingConfig
@@ -388,3 +392,41 @@ def test_a_cache_that_the_mode_cannot_have_is_refused(
         make_model_runner(
             ModelConfig(model=str(tiny_llama)), SchedulingConfig(page_size=page_size), execution
         )
+
+
+REFUSED = [
+    ({"device": "cuda"}, "sees no CUDA device"),
+    ({"dtype": "float16"}, "--dtype float16 needs a CUDA device"),
+    ({"dtype": "int8", "kv_cache_dtype": "fp8_e4m3"}, "fp8_e4m3 needs a CUDA device"),
+    ({"dtype": "float32", "kv_cache_dtype": "fp8_e5m2"}, "fp8 for CUDA devices"),
+]
+
+
+@pytest.mark.parametrize(("execution", "why"), REFUSED)
+def test_what_this_machine_cannot_do_is_refused_by_name(
+    tiny_llama: Path, execution: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        make_model_runner(
+            ModelConfig(model=str(tiny_llama)),
+            SchedulingConfig(),
+            ExecutionConfig(cpu_threads=torch.get_num_threads(), **execution),  # type: ignore[arg-type]
+        )
+
+
+def test_what_a_cuda_device_computes_in() -> None:
+    def mode(dtype: str) -> str:
+        return choose_mode(ExecutionConfig(dtype=dtype), "cuda", "model", 16)  # type: ignore[arg-type]
+
+    assert [mode(asked) for asked in ("auto", "float16", "float32")] == [
+        "bfloat16",
+        "float16",
+        "float32",
+    ]
+    for asked in ("int4", "int8"):
+        with pytest.raises(ModelError, match=f"--dtype {asked} is for the CPU"):
+            mode(asked)
+    assert choose_kv_dtype("auto", "cuda", "float16") is torch.float16
+    assert choose_kv_dtype("fp8_e5m2", "cuda", "bfloat16") is torch.float8_e5m2
+    with pytest.raises(ModelError, match="int8 is for the int8 and int4 modes"):
+        choose_kv_dtype("int8", "cuda", "bfloat16")

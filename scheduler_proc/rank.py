@@ -4,6 +4,8 @@ Started by ranks.py, its config on standard input like the scheduler's own. It d
 loads its share and runs the steps that it is sent until the scheduler process is gone.
 """
 
+import gc
+import logging
 import os
 import sys
 
@@ -20,6 +22,8 @@ def main(config: SchedulerConfig, _: ChildLife) -> int:
     from .runner.loading import make_model_runner
     from .runner.rank_group import join
 
+    if config.log_level == "info":
+        logging.getLogger().setLevel(logging.WARNING)  # the first rank says the same
     rank = int(sys.argv[1])
     inbox = _inbox(config.links.rank(rank))
     ask_for_usual_slices()
@@ -27,6 +31,8 @@ def main(config: SchedulerConfig, _: ChildLife) -> int:
     runner = make_model_runner(
         config.model, config.scheduling, config.execution, config.lora, shard
     )
+    gc.collect()
+    gc.freeze()  # as ChildLife.ready does: all ranks wait for the one that looks for garbage
     while True:
         runner.launch(batch_codec.decode(inbox.recv()))
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import time
 
 import zmq
 
@@ -22,7 +23,8 @@ from .event_loop import Adapters, Launched, Runner
 from .worker_batch import ModelWorkerBatch
 
 # As the launcher starts its children.
-_COMMAND = (sys.executable, "-P", "-m", "tokenloom.scheduler_proc.rank")
+COMMAND = (sys.executable, "-P", "-m", "tokenloom.scheduler_proc.rank")
+_OBITUARY_S = 1.0  # in which a rank's end is noticed
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Ranks:
         self._sockets: list[zmq.Socket[bytes]] = []
         for rank in range(1, config.execution.tensor_parallel):
             self._sockets.append(_to_rank(context, config.links.rank(rank)))
-            child = ChildProcess(f"rank{rank}", (*_COMMAND, str(rank)), config)
+            child = ChildProcess(f"rank{rank}", (*COMMAND, str(rank)), config)
             self._children.append(child)
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
 
@@ -82,7 +84,12 @@ class _LeadRunner:
         frame = batch_codec.encode(batch)
         for socket in self._sockets:
             socket.send(frame, zmq.DONTWAIT)
-        return self._runner.launch(batch)
+        try:
+            return self._runner.launch(batch)
+        except RuntimeError:
+            # A rank that died breaks the sums of the others: Ranks._watch says so, and ends us.
+            time.sleep(_OBITUARY_S)
+            raise
 
 
 def _to_rank(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Socket[bytes]":

@@ -127,8 +127,8 @@ def _read(
 def fill_dummy(model: LlamaForCausalLM) -> None:
     """Norms one, the rest small and normal: the logits stay finite at any depth.
 
-    A device makes its own: the billions of a large model would take a CPU a minute. Ranks draw whole
-    tensors, so that their shares are those of one model.
+    A device makes its own: the billions of a large model would take a CPU a minute. Ranks draw
+    whole tensors, so that their shares are those of one model.
     """
     slots = model.weight_slots
     device = next(iter(slots.values())).device

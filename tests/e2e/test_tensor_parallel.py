@@ -63,4 +63,5 @@ def test_two_ranks_answer_like_one_process_and_end_together(tiny: Path) -> None:
             server.child("rank1").send_signal(signal.SIGKILL)
             assert server.end() == 1
         server.assert_nothing_lives()
-        assert "rank1 ended: killed by SIGKILL" in server.log
+        assert "last words: rank1 ended: killed by SIGKILL" in server.log
+        assert "Traceback" not in server.log

@@ -1,9 +1,9 @@
 """The ranks beside the scheduler process, which is the first: their processes and their work.
 
-Made by server.py where a model is spread over several. Each rank runs every step on its share of
-the model, so a step begins when all have it, and nothing comes back: only the first rank's tokens
-count, and the others choose the same. One that ends takes this process with it, and the launcher
-the rest; when this one ends, they do.
+Made by __main__.py, used by server.py. Each rank runs every step on its share of the model, so a step
+begins when all have it, and nothing comes back: only the first rank's tokens count, and the others
+choose the same. One that ends takes this process with it, and the launcher the rest; when this one
+ends, they do.
 """
 
 import logging
@@ -32,19 +32,15 @@ log = logging.getLogger(__name__)
 class Ranks:
     """All but the first. Of a model in one piece there are none, and nothing is done."""
 
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        config: SchedulerConfig,
-        life: ChildLife,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, life: ChildLife) -> None:
         """Starts them. Call it from the main thread: the kernel ends them with it."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._life = life
         self._closing = False
         self._children: list[ChildProcess] = []
         self._sockets: list[zmq.Socket[bytes]] = []
         for rank in range(1, config.execution.tensor_parallel):
-            self._sockets.append(_to_rank(context, config.links.rank(rank)))
+            self._sockets.append(_to_rank(self._context, config.links.rank(rank)))
             child = ChildProcess(f"rank{rank}", (*COMMAND, str(rank)), config)
             self._children.append(child)
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
@@ -59,6 +55,7 @@ class Ranks:
             socket.close()
         for child in self._children:
             child.close()
+        self._context.term()
 
     def _watch(self, child: ChildProcess) -> None:
         """The main thread may be waiting for the dead rank's share of a sum, for ever."""

@@ -30,13 +30,12 @@ NEVER = (1 << 31) - 1  # collections of the middle generation before one of the 
 log = logging.getLogger(__name__)
 
 
-def main(config: SchedulerConfig, life: ChildLife) -> int:
+def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     assert config.model.model is not None, "the launcher resolves the model to a path"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
     ask_for_usual_slices()  # the threads that carry messages are there by now
-    ranks = Ranks(context, config, life)
     shard = join(0, config.links.run_dir, config.execution)
     runner = make_model_runner(
         config.model, config.scheduling, config.execution, config.lora, shard

@@ -1,9 +1,9 @@
 """The ranks beside the scheduler process, which is the first: their processes and their work.
 
-Made by __main__.py, used by server.py. Each rank runs every step on its share of the model, so a step
-begins when all have it, and nothing comes back: only the first rank's tokens count, and the others
-choose the same. One that ends takes this process with it, and the launcher the rest; when this one
-ends, they do.
+Made by __main__.py, used by server.py. Each rank runs every step on its share of the model, so a
+step begins when all have it, and nothing comes back: only the first rank's tokens count, and the
+others choose the same. One that ends takes this process with it, and the launcher the rest; when
+this one ends, they do.
 """
 
 import logging

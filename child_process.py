@@ -1,7 +1,8 @@
 """One child of the launcher: its process, its state, and how it ended.
 
-Used by the launcher alone. The pipe to the child's standard input carries the config and then stays
-open for as long as the launcher lives: a child takes its end as the launcher's death.
+Used by the launcher, and by the scheduler process for the ranks beside it. The pipe to the child's
+standard input carries the config and then stays open for as long as its parent lives: a child takes
+its end as the parent's death.
 """
 
 import logging
@@ -80,6 +81,10 @@ class ChildProcess:
         if status is not None:
             self.move(ChildState.EXITED)
         return status
+
+    def wait(self) -> int:
+        """Blocks until the process ends: its exit status, -N for signal N."""
+        return self._process.wait()
 
     def terminate(self) -> None:
         self._process.terminate()

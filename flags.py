@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from tokenloom.wire.config import ServerConfig, contradiction
+from tokenloom.wire.config import ServerConfig, contradiction, tp_contradiction
 from tokenloom.wire.lora_config import lora_contradiction
 
 _GROUP_TITLES = {
@@ -39,7 +39,12 @@ def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
         }
         groups[field.name] = msgspec.structs.replace(field.default, **values)
     config = ServerConfig(**groups)
-    if problem := contradiction(config.scheduling) or lora_contradiction(config.lora):
+    problem = (
+        contradiction(config.scheduling)
+        or lora_contradiction(config.lora)
+        or tp_contradiction(config.execution, config.lora)
+    )
+    if problem:
         parser.error(problem)
     return config
 

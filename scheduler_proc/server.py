@@ -20,21 +20,26 @@ from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
 from .kv_event_publisher import KVEventPublisher
+from .ranks import Ranks
 from .runner.facts import Runner
 from .runner.loading import make_model_runner
+from .runner.rank_group import join
 
 NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
 
 log = logging.getLogger(__name__)
 
 
-def main(config: SchedulerConfig, life: ChildLife) -> int:
+def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     assert config.model.model is not None, "the launcher resolves the model to a path"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
     ask_for_usual_slices()  # the threads that carry messages are there by now
-    runner = make_model_runner(config.model, config.scheduling, config.execution, config.lora)
+    shard = join(0, config.links.run_dir, config.execution)
+    runner = make_model_runner(
+        config.model, config.scheduling, config.execution, config.lora, shard
+    )
     eos = read_eos_token_ids(config.model.model)
     info = _info(config, runner, eos)
     log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
@@ -53,7 +58,8 @@ def main(config: SchedulerConfig, life: ChildLife) -> int:
     # 100,000 nodes: the loop asks for one when it is idle.
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     overlap = runner.facts.on_device and not config.execution.disable_overlap_schedule
-    event_loop(scheduler, runner, mailbox, outbox, kv_events, overlap=overlap)
+    event_loop(scheduler, ranks.lead(runner), mailbox, outbox, kv_events, overlap=overlap)
+    ranks.close()
     runner.loras.close()
     if kv_events is not None:
         kv_events.close()

@@ -59,6 +59,7 @@ ARROWS: dict[str, set[str]] = {
         "scheduler_proc.core",
         "scheduler_proc.runner",
         "scheduler_proc.worker_batch",
+        "child_process",  # of the ranks beside it
     },
     "scheduler_proc.worker_batch": {"wire"},
     "scheduler_proc.core": {"wire", "scheduler_proc.worker_batch"},

@@ -260,6 +260,16 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="threads of the model; default: one per physical core"),
     ] = None
+    tensor_parallel: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="processes that share the model's heads and weights, each with a CUDA "
+            "device of its own",
+            extra={"aliases": ["--tp", "--tp-size", "--tensor-parallel-size"]},
+        ),
+    ] = 1
     disable_overlap_schedule: Annotated[
         bool,
         Meta(
@@ -301,6 +311,9 @@ class Links(msgspec.Struct, frozen=True):
     @property
     def front(self) -> str:
         return f"ipc://{self.run_dir}/front.sock"
+
+    def rank(self, rank: int) -> str:
+        return f"ipc://{self.run_dir}/rank{rank}.sock"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,4 +369,17 @@ def contradiction(scheduling: SchedulingConfig) -> str | None:
             return f"--eviction-policy {scheduling.eviction_policy} with --disable-radix-cache"
         if scheduling.kv_events:
             return "--kv-events has nothing to publish with --disable-radix-cache"
+    return None
+
+
+def tp_contradiction(execution: ExecutionConfig, lora: LoRAConfig) -> str | None:
+    """As `contradiction`, of what is not shared out over ranks."""
+    if execution.tensor_parallel == 1:
+        return None
+    flag = f"--tp {execution.tensor_parallel}"
+    if execution.dtype in ("int8", "int4"):
+        return f"{flag} does not share out {execution.dtype} weights: it needs a --dtype of floats"
+    if lora.enabled:
+        adapters = "--lora" if lora.lora else "--lora-root"
+        return f"{flag} does not share out adapters: not with {adapters}"
     return None

@@ -75,9 +75,14 @@ def fill_from_gguf(
         if name in exact:
             check_shape(model, name, (exact[name].n, exact[name].k))
             return 0
-        values = _values(tensor)
+        check_shape(model, name, [int(size) for size in reversed(tensor.shape)])
+        cut = model.cuts.get(name)
+        # Blocks run along a row: rows are cut before they are dequantised, columns after.
+        rows = cut.index[0] if cut is not None else slice(None)
+        values = _values(tensor, rows)
         heads = _interleaved_heads(name, model.spec) if permuted else 0
-        fill(model, name, torch.from_numpy(_unpermute(values, heads) if heads else values))
+        part = torch.from_numpy(_unpermute(values, heads) if heads else values)
+        fill(model, name, cut.of(part) if cut is not None and cut.dim else part)
         return model.weight_slots[name].nbytes
 
     with ThreadPoolExecutor(min(_THREADS, torch.get_num_threads())) as threads:
@@ -113,12 +118,12 @@ def _checkpoint_name(name: str) -> str:
     raise ModelError(f"the GGUF file holds a tensor that is not used: {name}")
 
 
-def _values(tensor: ReaderTensor) -> npt.NDArray[np.float32]:
-    """The tensor in float32 and in memory of its own."""
-    kind, data = tensor.tensor_type, tensor.data
+def _values(tensor: ReaderTensor, wanted: slice = slice(None)) -> npt.NDArray[np.float32]:
+    """The wanted rows of the tensor in float32 and in memory of their own."""
+    kind, data = tensor.tensor_type, tensor.data[wanted]
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         return np.array(data, dtype=np.float32)
-    shape = tuple(int(size) for size in reversed(tensor.shape))
+    shape = (*data.shape[:-1], int(tensor.shape[0]))
     rows, row_bytes = data.reshape(-1, data.shape[-1]).shape
     joined = 1
     while joined * row_bytes < _ROW_BYTES and rows % (joined * 2) == 0:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ...kernels.rms_norm import rms_norm
 from .config import RopeSpec
+from .parallel import WHOLE, Shard
 
 # oneDNN lays a packed weight out for about this many rows; measured good from 1 to 512.
 _PACK_BATCH_HINT = 32
@@ -24,12 +25,21 @@ class Linear:
     into that layout in every call, which halves the speed of small batches.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, shard: Shard = WHOLE
+    ) -> None:
+        """A `shard` of several: x and W are this rank's part of the inputs, y is the sum of all."""
         self.weight: torch.Tensor | None = weight
         self.bias = bias
+        self._shard = shard
         self._packed: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._product(x)
+        self._shard.sum(y)
+        return y
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is None:
             assert self.weight is not None
             return F.linear(x, self.weight, self.bias)
@@ -40,6 +50,8 @@ class Linear:
 
     def pack(self) -> None:
         """Call once, when the weight is final. Frees this layer's hold on the plain weight."""
+        if self._shard.rank:
+            self.bias = None  # the first rank's is in the sum
         weight = self.weight
         if weight is None or weight.numel() < _PACK_MIN_ELEMENTS or not _can_pack(weight):
             return

@@ -12,6 +12,7 @@ from .config import ModelSpec
 from .forward_batch import StepInputs
 from .layers import Linear, RMSNorm, cos_sin_table
 from .lora import HEAD, LoRAAdapter, StepLoRA
+from .parallel import WHOLE, Cut, Shard, kv_cut, local_spec
 
 Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
 
@@ -19,46 +20,65 @@ Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter th
 class _Maker:
     """Makes empty parameters and notes which checkpoint tensors fill which of their rows."""
 
-    def __init__(self, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, dtype: torch.dtype, device: str, shard: Shard) -> None:
         self._dtype = dtype
         self._device = device
+        self.shard = shard
         self.slots: Slots = {}
+        self.cuts: dict[str, Cut] = {}
 
     def empty(self, name: str, *shape: int) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         self.slots[name] = tensor
         return tensor
 
+    def rows(self, name: str, rows: Cut, inputs: int) -> torch.Tensor:
+        self.cuts[name] = rows
+        return self.empty(name, rows.length, inputs)
+
     def norm(self, name: str, size: int, eps: float) -> RMSNorm:
         return RMSNorm(self.empty(f"{name}.weight", size), eps)
 
-    def linear(self, prefix: str, parts: dict[str, int], inputs: int, *, bias: bool) -> Linear:
+    def linear(self, prefix: str, parts: dict[str, Cut], inputs: int, *, bias: bool) -> Linear:
         """One linear map whose output rows are the named parts, one below the other."""
-        rows = sum(parts.values())
+        rows = sum(part.length for part in parts.values())
         weight = torch.empty(rows, inputs, dtype=self._dtype, device=self._device)
         bias_row = torch.empty(rows, dtype=self._dtype, device=self._device) if bias else None
         start = 0
-        for name, size in parts.items():
-            self.slots[f"{prefix}.{name}.weight"] = weight[start : start + size]
+        for name, part in parts.items():
+            end = start + part.length
+            self.slots[f"{prefix}.{name}.weight"] = weight[start:end]
+            self.cuts[f"{prefix}.{name}.weight"] = part
             if bias_row is not None:
-                self.slots[f"{prefix}.{name}.bias"] = bias_row[start : start + size]
-            start += size
+                self.slots[f"{prefix}.{name}.bias"] = bias_row[start:end]
+                self.cuts[f"{prefix}.{name}.bias"] = part
+            start = end
         return Linear(weight, bias_row)
+
+    def summed(self, name: str, rows: int, inputs: int, *, bias: bool) -> Linear:
+        """A linear map whose `inputs` are spread over the ranks."""
+        part = self.shard.cut(1, inputs)
+        self.cuts[f"{name}.weight"] = part
+        weight = self.empty(f"{name}.weight", rows, part.length)
+        return Linear(weight, self.empty(f"{name}.bias", rows) if bias else None, self.shard)
 
 
 class _Attention:
     def __init__(self, spec: ModelSpec, make: _Maker, prefix: str, cos_sin: torch.Tensor) -> None:
-        q, kv = spec.q_size, spec.kv_size
-        self._parts = {"q": q, "k": kv, "v": kv}
-        parts = {f"{name}_proj": size for name, size in self._parts.items()}
-        self.qkv_proj = make.linear(prefix, parts, spec.hidden_size, bias=spec.qkv_bias)
-        self.o_proj = make.linear(prefix, {"o_proj": spec.hidden_size}, q, bias=spec.o_bias)
+        kv = kv_cut(spec, make.shard)
+        parts = {"q": make.shard.cut(0, spec.q_size), "k": kv, "v": kv}
+        self._parts = {name: part.length for name, part in parts.items()}
+        projections = {f"{name}_proj": part for name, part in parts.items()}
+        self.qkv_proj = make.linear(prefix, projections, spec.hidden_size, bias=spec.qkv_bias)
+        self.o_proj = make.summed(
+            f"{prefix}.o_proj", spec.hidden_size, spec.q_size, bias=spec.o_bias
+        )
         self.q_norm = self.k_norm = None
         if spec.qk_norm:
             self.q_norm = make.norm(f"{prefix}.q_norm", spec.head_dim, spec.rms_norm_eps)
             self.k_norm = make.norm(f"{prefix}.k_norm", spec.head_dim, spec.rms_norm_eps)
         self._cos_sin = cos_sin
-        self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self._heads = [part.length // spec.head_dim for part in parts.values()]
         self._head_dim = spec.head_dim
 
     def __call__(
@@ -95,10 +115,9 @@ class _DecoderLayer:
         self.attention = _Attention(spec, make, f"{prefix}.self_attn", cos_sin)
         self.post_attention_norm = make.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
         mlp, bias = f"{prefix}.mlp", spec.mlp_bias
-        self.gate_up_proj = make.linear(
-            mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=bias
-        )
-        self.down_proj = make.linear(mlp, {"down_proj": hidden}, inner, bias=bias)
+        parts = dict.fromkeys(("gate_proj", "up_proj"), make.shard.cut(0, inner))
+        self.gate_up_proj = make.linear(mlp, parts, hidden, bias=bias)
+        self.down_proj = make.summed(f"{mlp}.down_proj", hidden, inner, bias=bias)
 
     def mlp(self, x: torch.Tensor, layer: int, lora: StepLoRA) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
@@ -119,12 +138,19 @@ class _DecoderLayer:
 
 
 class LlamaForCausalLM:
-    """Parameters are empty after construction; `weight_slots` says what fills them."""
+    """Parameters are empty after construction; `weight_slots` says what fills them.
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: str) -> None:
-        self.spec = spec
+    `spec` is that of the rank's share, but for the vocabulary, which is whole.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: str, shard: Shard = WHOLE
+    ) -> None:
+        """`spec` is the whole model's. ModelError where its parts cannot be shared out."""
+        self.spec = local_spec(spec, shard)
         self.dtype = dtype
-        make = _Maker(dtype, device)
+        self.shard = shard
+        make = _Maker(dtype, device, shard)
         self.embedding = make.empty("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         self.cos_sin = cos_sin_table(spec.rope, spec.head_dim, spec.context_length, device)
         self.layers = [
@@ -132,11 +158,16 @@ class LlamaForCausalLM:
             for index in range(spec.num_layers)
         ]
         self.norm = make.norm("model.norm", spec.hidden_size, spec.rms_norm_eps)
-        head = self.embedding
-        if not spec.tied:
-            head = make.empty("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        self.lm_head = Linear(head)
+        # a vocabulary that does not divide is multiplied with by every rank
+        self._head_shard = WHOLE if spec.vocab_size % shard.size else shard
+        vocab = self._head_shard.cut(0, spec.vocab_size)
+        if spec.tied:
+            self.lm_head = Linear(vocab.of(self.embedding))
+        else:
+            self.lm_head = Linear(make.rows("lm_head.weight", vocab, spec.hidden_size))
         self._slots: Slots | None = make.slots
+        # which part of a checkpoint's tensor a slot is; not listed: all of it
+        self.cuts = {name: cut for name, cut in make.cuts.items() if cut.length < cut.whole}
 
     @property
     def weight_slots(self) -> Slots:
@@ -144,6 +175,11 @@ class LlamaForCausalLM:
         if self._slots is None:
             raise RuntimeError("the weights of this model are final")
         return self._slots
+
+    def checkpoint_shape(self, name: str) -> list[int]:
+        """Of the tensor that fills a slot, of which the slot may be a part."""
+        shape = list(self.weight_slots[name].shape)
+        return self.cuts[name].whole_shape(shape) if name in self.cuts else shape
 
     def finish(self) -> None:
         """Call once, when every slot is filled: lays the weights out for speed."""
@@ -169,6 +205,6 @@ class LlamaForCausalLM:
             x = layer.mlp(x, index, lora)
         wanted = batch.logit_indices
         x = self.norm(x.index_select(0, wanted), residual.index_select(0, wanted))
-        logits = self.lm_head(x)
+        logits = self._head_shard.gather(self.lm_head(x))
         lora.sampled(wanted).add(logits, x, HEAD[0], {HEAD[1]: logits.shape[1]})
         return logits.float()

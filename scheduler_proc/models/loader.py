@@ -18,6 +18,7 @@ from .config import ModelSpec, parse_spec
 from .gguf_weights import exact_rows, fill_from_gguf
 from .llama import LlamaForCausalLM
 from .packed import PackedLlama, pack_model, whole_groups
+from .parallel import WHOLE, Shard
 from .registry import MODELS
 from .weights import Progress, fill_from_safetensors
 
@@ -35,13 +36,17 @@ def load_model(
     device: str,
     load_format: LoadFormat,
     context_length: int | None,
+    shard: Shard = WHOLE,
 ) -> LlamaForCausalLM:
     """The model of a directory or .gguf file, its weights in `dtype` on `device`.
 
     `dummy` reads the config alone and makes seeded random weights. `context_length` in tokens
-    lowers the model's own limit. Raises ModelError with the reason and what to do.
+    lowers the model's own limit. Of several ranks each reads its `shard`. Raises ModelError with
+    the reason and what to do.
     """
-    model = _filled(path, _read_spec(path, context_length), dtype, device, load_format)
+    spec = _read_spec(path, context_length)
+    model = MODELS[spec.architecture](spec, dtype, device, shard)
+    _fill(model, path, load_format)
     model.finish()
     return model
 
@@ -65,7 +70,8 @@ def load_packed_model(
         exact = whole_groups(exact_rows(path, spec))
     if kind == "int8":
         exact = {name: rows for name, rows in exact.items() if rows.format == "Q8_0"}
-    model = _filled(path, spec, torch.float32, "cpu", load_format, exact)
+    model = MODELS[spec.architecture](spec, torch.float32, "cpu")
+    _fill(model, path, load_format, exact)
     started = time.perf_counter()
     packed = pack_model(model, kind, exact, threads)
     del model, exact
@@ -78,23 +84,19 @@ def _read_spec(path: str, context_length: int | None) -> ModelSpec:
     return limit_context(parse_spec(read_config(path)), context_length)
 
 
-def _filled(
+def _fill(
+    model: LlamaForCausalLM,
     path: str,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: str,
     load_format: LoadFormat,
     exact: Mapping[str, Rows] = NOTHING,
-) -> LlamaForCausalLM:
+) -> None:
     """What is in `exact` stays empty: memory that is never touched costs nothing."""
     started = time.perf_counter()
-    log.info("loading %s (%s, %s)", path, spec.architecture, dtype)
-    model = MODELS[spec.architecture](spec, dtype, device)
+    log.info("loading %s (%s, %s)", path, model.spec.architecture, model.dtype)
     total = sum(slot.nbytes for name, slot in model.weight_slots.items() if name not in exact)
     with _bar(total) as bar:
-        _fill(model, path, load_format, exact, bar.update)
+        _read(model, path, load_format, exact, bar.update)
     log.info("loaded %.0f MB in %.1f s", total / 1e6, time.perf_counter() - started)
-    return model
 
 
 def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:
@@ -107,7 +109,7 @@ def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:
     return replace(spec, context_length=context_length)
 
 
-def _fill(
+def _read(
     model: LlamaForCausalLM,
     path: str,
     load_format: LoadFormat,
@@ -125,7 +127,8 @@ def _fill(
 def fill_dummy(model: LlamaForCausalLM) -> None:
     """Norms one, the rest small and normal: the logits stay finite at any depth.
 
-    A device makes its own: the billions of a large model would take a CPU a minute.
+    A device makes its own: the billions of a large model would take a CPU a minute. Ranks draw
+    whole tensors, so that their shares are those of one model.
     """
     slots = model.weight_slots
     device = next(iter(slots.values())).device
@@ -134,8 +137,9 @@ def fill_dummy(model: LlamaForCausalLM) -> None:
         if name.endswith("norm.weight"):
             slot.fill_(1.0)
         else:
-            values = torch.empty(slot.shape, device=device)
-            slot.copy_(values.normal_(0.0, _DUMMY_STD, generator=generator))
+            whole = torch.empty(model.checkpoint_shape(name), device=device)
+            whole.normal_(0.0, _DUMMY_STD, generator=generator)
+            slot.copy_(model.cuts[name].of(whole) if name in model.cuts else whole)
 
 
 def _bar(total: int) -> "tqdm[None]":

@@ -6,6 +6,7 @@ parameter that no file fills. Files are mapped; pickles are never read.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import orjson
 import torch
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...model_files.errors import ModelError
 from .llama import LlamaForCausalLM
+from .parallel import Sliceable
 
 HEAD = "lm_head.weight"
 INDEX = "model.safetensors.index.json"
@@ -27,11 +29,35 @@ def fill_from_safetensors(model: LlamaForCausalLM, directory: Path, progress: Pr
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 if name in model.weight_slots:
-                    fill(model, name, file.get_tensor(name))
+                    fill(model, name, _read(file, model, name))
                     progress(model.weight_slots[name].nbytes)
     if _ignored_head(model) in place:
         with safe_open(place[HEAD], framework="pt") as file:
             check_tied_head(model, file.get_tensor(HEAD))
+
+
+class _Stored(Sliceable, Protocol):
+    def get_shape(self) -> list[int]: ...
+
+
+class _File(Protocol):
+    """An open safetensors file."""
+
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+    def get_slice(self, name: str) -> _Stored: ...
+
+
+def _read(file: _File, model: LlamaForCausalLM, name: str) -> torch.Tensor:
+    """What the slot takes of a tensor; no other part of it is read."""
+    cut = model.cuts.get(name)
+    if cut is None:
+        tensor = file.get_tensor(name)
+        check_shape(model, name, tensor.shape)
+        return tensor
+    stored = file.get_slice(name)
+    check_shape(model, name, stored.get_shape())
+    return cut.of(stored)
 
 
 def _ignored_head(model: LlamaForCausalLM) -> str | None:
@@ -50,14 +76,15 @@ def check_names(found: Collection[str], wanted: Collection[str]) -> None:
 
 
 def fill(model: LlamaForCausalLM, name: str, tensor: torch.Tensor) -> None:
-    check_shape(model, name, tensor.shape)
+    """`tensor` is what the slot takes of one whose shape has been checked."""
     if not tensor.dtype.is_floating_point:
         raise ModelError(f"{name} is of type {tensor.dtype}, which is not supported")
     model.weight_slots[name].copy_(tensor)
 
 
 def check_shape(model: LlamaForCausalLM, name: str, shape: Sequence[int]) -> None:
-    wanted = list(model.weight_slots[name].shape)
+    """Of the checkpoint's tensor, all of it."""
+    wanted = model.checkpoint_shape(name)
     if list(shape) != wanted:
         raise ModelError(f"{name} has shape {list(shape)}, the config asks for {wanted}")
 

@@ -92,7 +92,9 @@ class _Builder:
     @torch.inference_mode()
     def build(self) -> DeviceModelRunner:
         reserve = self._device.peak_bytes(self._compute_largest) + self._graph_bytes()
-        size = size_kv_pool(self._needs(self._device.free_bytes() - reserve))
+        shard = self._source.model.shard
+        free = shard.smallest(self._device.free_bytes() - reserve)
+        size = size_kv_pool(self._needs(free))
         log.info("%s", size.reason)
         pages = size.tokens // self._scheduling.page_size + 1
         self._state = self._state_over(pages)

@@ -22,6 +22,7 @@ from ..models.config import ModelSpec
 from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model
 from ..models.packed import PackedLlama
+from ..models.parallel import WHOLE, Shard
 from .device import CudaDevice
 from .device_lora import staged
 from .facts import Runner
@@ -51,6 +52,7 @@ class _Source:
     kv_dtype: torch.dtype
     threads: int
     max_lora_rank: int
+    shard: Shard
 
 
 def make_model_runner(
@@ -58,16 +60,26 @@ def make_model_runner(
     scheduling: SchedulingConfig,
     execution: ExecutionConfig,
     lora: LoRAConfig = NO_ADAPTERS,
+    shard: Shard = WHOLE,
 ) -> Runner:
-    """`model.model` is a local path by now. Raises ModelError with the reason and what to do."""
+    """`model.model` is a local path by now. Raises ModelError with the reason and what to do.
+
+    Each of several ranks makes the runner of its own `shard`, and none comes back before the rest.
+    """
     if model.model is None:
         raise ModelError("no model was given: the launcher resolves the default to a path")
-    threads = execution.cpu_threads or physical_cores()
+    threads = execution.cpu_threads or max(1, physical_cores() // shard.size)
     torch.set_num_threads(threads)
     device = choose_device(execution.device)
     mode = choose_mode(execution, device, model.model, scheduling.page_size)
+    if shard.size > 1 and mode not in _FLOATS:
+        raise ModelError(
+            f"--tp {shard.size} does not share out {mode} weights: it needs --dtype float32 or "
+            "bfloat16"
+        )
     kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, device, mode)
-    source = _Source(model.model, model, device, mode, kv_dtype, threads, lora.max_lora_rank)
+    lora_rank = lora.max_lora_rank
+    source = _Source(model.model, model, device, mode, kv_dtype, threads, lora_rank, shard)
     runner: Runner
     if device == "cuda":
         # Slots of matrices, and twice the graphs: not where there can be no adapter.
@@ -159,13 +171,14 @@ def _on_cuda(
 
     if source.kv_dtype in _FP8.values() and torch.cuda.get_device_capability() < (8, 9):
         raise ModelError("--kv-cache-dtype fp8 needs a device of compute capability 8.9 or later")
-    device = CudaDevice()
+    device = CudaDevice(source.shard.rank)
     model = load_model(
         source.path,
         dtype=_FLOATS[source.mode],
         device=device.name,
         load_format=source.config.load_format,
         context_length=source.config.context_length,
+        shard=source.shard,
     )
     spec = model.spec
     loaded = DeviceSource(
@@ -202,6 +215,7 @@ def _load(source: _Source) -> LoadedModel:
         read_adapter=lambda path: model.resident(
             load_adapter(path, spec, [path], source.max_lora_rank)
         ),
+        shard=source.shard,
     )
 
 
@@ -212,6 +226,7 @@ def _load_float(source: _Source) -> tuple[LlamaForCausalLM, ModelSpec]:
         device="cpu",
         load_format=source.config.load_format,
         context_length=source.config.context_length,
+        shard=source.shard,
     )
     return model, model.spec
 

@@ -14,12 +14,13 @@ import torch
 
 from ...wire.config import ExecutionConfig, SchedulingConfig
 from ..models.forward_batch import ForwardBatch
+from ..models.parallel import WHOLE, Shard
 from ..worker_batch import BatchResult, ModelWorkerBatch
 from .facts import RunnerFacts
 from .host import available_memory
 from .kv_pool import KVShape, MHATokenToKVPool, SlotTable
 from .lora_pool import AdapterReader, LoRAMemoryPool
-from .memory import CPU_FRACTION, PoolNeeds, size_kv_pool
+from .memory import CPU_FRACTION, DEFAULT_CPU_BYTES, PoolNeeds, size_kv_pool
 from .sampler import Sampler
 from .step_numbers import StepNumbers
 
@@ -42,6 +43,7 @@ class LoadedModel:
     vocab_size: int  # ids that the tokenizer knows; the logits may be wider
     dtype_name: str  # of the weights, as --dtype spells it
     read_adapter: AdapterReader
+    shard: Shard = WHOLE
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,16 +68,18 @@ class ModelRunner:
         max_loras: int = 0,
     ) -> None:
         """Sizes and maps the KV pool. Raises ModelError when none that is useful fits."""
-        shape = loaded.kv_shape
+        shape, shard = loaded.kv_shape, loaded.shard
         size = size_kv_pool(
             PoolNeeds(
                 bytes_per_token=shape.bytes_per_token,
                 page_size=scheduling.page_size,
                 context_length=loaded.context_length,
                 max_running_requests=scheduling.max_running_requests,
-                available_bytes=available_memory(),
+                # of the one machine, when the last rank has its weights
+                available_bytes=shard.smallest(available_memory()) // shard.size,
                 mem_fraction=execution.mem_fraction or CPU_FRACTION,
                 kv_tokens=execution.kv_tokens,
+                cap_bytes=DEFAULT_CPU_BYTES // shard.size,
             )
         )
         logger.info(size.reason)

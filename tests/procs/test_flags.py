@@ -46,6 +46,8 @@ def test_every_field_has_a_flag_that_says_what_it_is() -> None:
         (["--lora", "a=/x,pinned", "--lora=b=y=z"], "lora", "lora", ("a=/x,pinned", "b=y=z")),
         (["--lora-root", "/x", "--lora-root", "y"], "lora", "lora_root", ("/x", "y")),
         (["--max-loras", "2"], "lora", "max_loras_per_batch", 2),
+        (["--tp", "2"], "execution", "tensor_parallel", 2),
+        (["--tensor-parallel-size", "4"], "execution", "tensor_parallel", 4),
     ],
 )
 def test_flag_sets_its_field_and_no_other(
@@ -80,6 +82,10 @@ def test_flag_sets_its_field_and_no_other(
             "--max-loaded-loras 1",
             "--lora: 2",
         ),
+        (["--tp", "0"], "--tensor-parallel", "at least 1"),
+        (["--tp", "2", "--dtype", "int8"], "--tp 2", "int8"),
+        (["--tp", "4", "--lora", "a=/x"], "--tp 4", "not with --lora"),
+        (["--tp", "4", "--lora-root", "/x"], "--tp 4", "not with --lora-root"),
         (["--log-level"], "--log-level", "expected one argument"),
         (["--page", "4"], "--page", "unrecognized"),
         (["model.gguf"], "model.gguf", "unrecognized"),

@@ -21,6 +21,7 @@ from tokenizers.models import WordLevel
 
 from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
+from tokenloom.scheduler_proc.models.parallel import Shard
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.loading import (
     choose_kv_dtype,
@@ -430,3 +431,12 @@ def test_what_a_cuda_device_computes_in() -> None:
     assert choose_kv_dtype("fp8_e5m2", "cuda", "bfloat16") is torch.float8_e5m2
     with pytest.raises(ModelError, match="int8 is for the int8 and int4 modes"):
         choose_kv_dtype("int8", "cuda", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int4"])
+def test_packed_weights_are_not_shared_out_over_ranks(dtype: str, tiny_llama: Path) -> None:
+    execution = ExecutionConfig(device="cpu", dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"--tp 2 does not share out int. weights: .* float32"):
+        make_model_runner(
+            ModelConfig(model=str(tiny_llama)), SchedulingConfig(), execution, shard=Shard(0, 2)
+        )

@@ -6,6 +6,7 @@ from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.kv_events import KVEventLog
+from tokenloom.scheduler_proc.core.radix_cache import RadixCache
 from tokenloom.wire.messages import FlushReq
 
 
@@ -46,3 +47,10 @@ def test_nothing_is_recorded_unless_wanted() -> None:
     bench.run()
     assert bench.scheduler.take_kv_events() == []
     assert all(not node.hashes for node in bench.scheduler._kv.tree.nodes())
+
+
+def test_an_eviction_that_finds_nothing_is_no_event() -> None:
+    log = KVEventLog(1)
+    tree = RadixCache(1, events=log)
+    assert tree.evict(3) == []
+    assert log.take() == []

@@ -1,4 +1,4 @@
-"""Pages and rows of requests by themselves: growth, imagined releases, and what a match remembers."""
+"""Pages and rows of requests by themselves: growth, imagined releases, what a match remembers."""
 
 from array import array
 

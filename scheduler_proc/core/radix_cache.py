@@ -320,5 +320,4 @@ class RadixCache:
             self.locked_pages += len(node.pages)
         node.lock_count += 1
         node.hits += 1
-        if priority > node.priority:
-            node.priority = priority
+        node.priority = max(node.priority, priority)

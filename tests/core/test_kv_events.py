@@ -54,3 +54,11 @@ def test_an_eviction_that_finds_nothing_is_no_event() -> None:
     tree = RadixCache(1, events=log)
     assert tree.evict(3) == []
     assert log.take() == []
+
+
+def test_a_tree_chains_its_first_page_to_the_namespace_alone() -> None:
+    log, key = KVEventLog(2), bytes(range(24))
+    tree = RadixCache(2, events=log)
+    for namespace in (b"", b"salt"):
+        node = tree.insert(tree.root, key, [1, 2, 3], namespace).node
+        assert node.hashes == KVEventLog(2).stored(None, namespace, key)

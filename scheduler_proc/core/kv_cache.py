@@ -31,10 +31,6 @@ class KVCache:
         self._news: list[tuple[int, int, int]] = []
 
     @property
-    def capacity_tokens(self) -> int:
-        return self.pages.capacity * self.page_size
-
-    @property
     def reachable_pages(self) -> int:
         """Free ones, and those that eviction could free."""
         return self.pages.available + self.tree.evictable_pages + self._imagined
@@ -70,7 +66,7 @@ class KVCache:
         """
         if req.match is None or not req.match.is_fresh:
             whole = (len(req.ids) - 1) // self.page_size * self.page_size
-            key = b"" if self._faults.misses() or not self._reuse else req.ids[:whole].tobytes()
+            key = b"" if self._faults.misses() else req.ids[:whole].tobytes()
             req.match = self.tree.match(key, req.namespace.encode())
         return req.match
 
@@ -124,11 +120,10 @@ class KVCache:
         """
         kv = req.kv
         assert kv is not None
-        # of a step that was launched ahead of an end, the input may never have been told
-        full = min(kv.landed, len(req.ids)) // self.page_size
-        if not self._reuse or full <= kv.tree_pages or not kv.sound:
+        if not self._reuse or not kv.sound:
             return
-        first = kv.tree_pages
+        # of a step that was launched ahead of an end, the input may never have been told
+        first, full = kv.tree_pages, min(kv.landed, len(req.ids)) // self.page_size
         key = req.ids[first * self.page_size : full * self.page_size].tobytes()
         assert len(key) == (full - first) * self.page_size * ID_BYTES
         namespace = req.namespace.encode()

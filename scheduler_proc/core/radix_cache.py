@@ -243,8 +243,7 @@ class RadixCache:
         if key.startswith(run, start):
             return len(run)
         page_bytes = self._page_bytes
-        low = 1  # run and key agree on `low` pages and differ within `high`
-        high = min(len(run), len(key) - start) // page_bytes + 1
+        low, high = 1, len(run) // page_bytes  # they agree on `low` pages and not on `high`
         while high - low > 1:
             middle = (low + high) // 2
             if key.startswith(
@@ -321,5 +320,4 @@ class RadixCache:
             self.locked_pages += len(node.pages)
         node.lock_count += 1
         node.hits += 1
-        if priority > node.priority:
-            node.priority = priority
+        node.priority = max(node.priority, priority)

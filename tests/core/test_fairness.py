@@ -235,6 +235,13 @@ def test_cached_tokens_are_free() -> None:
     assert charged == [41, 1]
 
 
+def test_tenants_take_turns_within_a_step() -> None:
+    bench = Bench(pool_tokens=1024, chunk=256, fairness="vtc")
+    rids = [bench.submit(cold(n, 10), 5, tenant="ab"[n // 3]) for n in range(6)]
+    bench.step()
+    assert bench.starts == [rids[n] for n in (0, 3, 1, 4, 2, 5)]
+
+
 def test_within_a_tenant_the_policy_decides() -> None:
     bench = Bench(max_running=1, fairness="vtc", schedule_policy="priority")
     bench.submit(cold(0, 8), 3, ignore_eos=True)

@@ -6,6 +6,7 @@ from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.kv_events import KVEventLog
+from tokenloom.scheduler_proc.core.radix_cache import RadixCache
 from tokenloom.wire.messages import FlushReq
 
 
@@ -46,3 +47,18 @@ def test_nothing_is_recorded_unless_wanted() -> None:
     bench.run()
     assert bench.scheduler.take_kv_events() == []
     assert all(not node.hashes for node in bench.scheduler._kv.tree.nodes())
+
+
+def test_an_eviction_that_finds_nothing_is_no_event() -> None:
+    log = KVEventLog(1)
+    tree = RadixCache(1, events=log)
+    assert tree.evict(3) == []
+    assert log.take() == []
+
+
+def test_a_tree_chains_its_first_page_to_the_namespace_alone() -> None:
+    log, key = KVEventLog(2), bytes(range(24))
+    tree = RadixCache(2, events=log)
+    for namespace in (b"", b"salt"):
+        node = tree.insert(tree.root, key, [1, 2, 3], namespace).node
+        assert node.hashes == KVEventLog(2).stored(None, namespace, key)

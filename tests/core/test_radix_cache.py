@@ -7,7 +7,15 @@ from typing import get_args
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from tokenloom.scheduler_proc.core.eviction import EQUAL_COST_TOKENS
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
@@ -111,7 +119,12 @@ class Cache:
         return gone
 
 
-IDS = st.lists(st.integers(0, 2), max_size=24)
+# Pieces of few texts, which part within pages and between them: else hardly anything is ever found.
+TEXTS = [
+    tuple(range(100 * number, 100 * number + shared)) + tuple(range(shared, 24))[::-1]
+    for number, shared in ((0, 0), (0, 5), (0, 8), (0, 13), (1, 8), (1, 24))
+]
+IDS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), st.integers(0, 24))
 
 
 class TreeAgainstDict(RuleBasedStateMachine):
@@ -129,8 +142,8 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.requests = 0
         self.next_page = 1
 
-    def whole(self, ids: list[int]) -> Run:
-        return tuple(ids[: len(ids) // self.page_size * self.page_size])
+    def whole(self, ids: Run) -> Run:
+        return ids[: len(ids) // self.page_size * self.page_size]
 
     def hold(self, node: TreeNode, paths: list[Path], priority: int) -> int:
         self.requests += 1
@@ -138,7 +151,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         return self.requests
 
     @rule(ids=IDS, namespace=st.sampled_from(NAMESPACES))
-    def match(self, ids: list[int], namespace: str) -> None:
+    def match(self, ids: Run, namespace: str) -> None:
         run = self.whole(ids)
         match = self.tree.match(key_of(run), namespace.encode())
         paths = self.model.cached(namespace, run)
@@ -161,7 +174,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         priority=st.integers(-1, 2),
     )
-    def match_and_lock(self, ids: list[int], namespace: str, priority: int) -> int:
+    def match_and_lock(self, ids: Run, namespace: str, priority: int) -> int:
         run = self.whole(ids)
         node = self.tree.lock(self.tree.match(key_of(run), namespace.encode()), priority)
         paths = self.model.cached(namespace, run)
@@ -169,23 +182,21 @@ class TreeAgainstDict(RuleBasedStateMachine):
             self.model.use(path, priority)
         return self.hold(node, [(namespace, ()), *paths], priority)
 
-    @rule(request=locks)
+    @rule(request=consumes(locks))
     def unlock(self, request: int) -> None:
-        if request in self.held:
-            node, paths, _ = self.held.pop(request)
-            self.tree.unlock(node)
-            self.model.leave(paths[1:])
+        node, paths, _ = self.held.pop(request)
+        self.tree.unlock(node)
+        self.model.leave(paths[1:])
 
-    @rule(request=locks, more=IDS)
-    def insert_below_a_lock(self, request: int, more: list[int]) -> None:
+    @rule(request=locks, ids=IDS)
+    def insert_below_a_lock(self, request: int, ids: Run) -> None:
         """What a request does after a chunk: its own pages go below the prefix that it locked."""
-        if request not in self.held:
-            return
         node, held, priority = self.held[request]
-        run = self.whole(more)
+        namespace, prefix = held[-1]
+        goes_on = ids[: len(prefix)] == prefix
+        run = self.whole(ids[len(prefix) :] if goes_on else ids)
         own = list(range(self.next_page, self.next_page + len(run) // self.page_size))
         self.next_page += len(own)
-        namespace, prefix = held[-1]
         inserted = self.tree.insert(node, key_of(run), own, namespace.encode(), priority)
         paths = self.model.paths(namespace, prefix + run)[len(held) - 1 :]
         self.model.add(held[-1], paths, own, priority)
@@ -194,14 +205,21 @@ class TreeAgainstDict(RuleBasedStateMachine):
         assert inserted.duplicates == [page for page in own if page not in expected]
         self.held[request] = inserted.node, held + paths, priority
 
-    @rule(count=st.integers(1, 12))
+    @rule(ids=IDS, namespace=st.sampled_from(NAMESPACES), priority=st.integers(-1, 2))
+    def serve(self, ids: Run, namespace: str, priority: int) -> None:
+        """A whole request."""
+        request = self.match_and_lock(ids, namespace, priority)
+        self.insert_below_a_lock(request, ids)
+        self.unlock(request)
+
+    @precondition(lambda self: self.tree.evictable_pages)
+    @rule(count=st.integers(1, 5))
     def evict(self, count: int) -> None:
         assert self.tree.evict(count) == self.model.evict(count)
 
+    @precondition(lambda self: self.model.pages and not self.held)
     @rule()
     def clear(self) -> None:
-        if self.held:
-            return
         assert sorted(self.tree.clear()) == sorted(one.page for one in self.model.pages.values())
         self.model.pages = {}
 
@@ -429,6 +447,7 @@ def test_a_cleared_tree_leaves_no_match_fresh() -> None:
     assert sorted(tree.clear()) == [1, 2, 3]
     assert not match.is_fresh
     assert tree.evict(1) == []
+    assert not tree._order._heap, "which would keep it in memory"
 
 
 def test_what_is_in_use_cannot_be_cleared() -> None:
@@ -488,3 +507,8 @@ def test_a_version_changes_with_all_that_may_concern_a_match() -> None:
     assert changed(node), "it lost pages"
     tree.evict(tree.evictable_pages)
     assert changed(node), "it is gone"
+    node = tree.insert(root, key_of((1,)), [1]).node
+    seen.append(node.version)
+    tree.unlock(node)
+    tree.clear()
+    assert changed(node), "all are gone"

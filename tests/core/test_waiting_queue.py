@@ -7,9 +7,11 @@ import pytest
 from support.hash_model import VOCAB
 from support.scheduling import Bench
 
+from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.schedule_policy import make_order
-from tokenloom.scheduler_proc.core.waiting_queue import Line
+from tokenloom.scheduler_proc.core.waiting_queue import Line, WaitingQueue
+from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import AbortReq
 from tokenloom.wire.sampling import SamplingParams
 
@@ -168,6 +170,13 @@ def test_without_groups_equal_prompts_are_computed_side_by_side() -> None:
     assert [bench.cached[rid] for rid in rids] == [0] * 3
 
 
+def test_without_a_cache_nobody_waits_for_a_prefix() -> None:
+    bench = Bench(pool_tokens=1024, chunk=128, reuse=False, prefix_group_tokens=4)
+    rids = [bench.submit(prompt(40), 2) for _ in range(3)]
+    bench.step()
+    assert bench.starts == rids
+
+
 def test_followers_wait_for_as_much_as_they_share_of_a_long_prompt() -> None:
     bench = Bench(pool_tokens=1024, chunk=32, page_size=4, prefix_group_tokens=16)
     bench.submit(prompt(200), 2)
@@ -245,6 +254,18 @@ def test_a_group_that_waits_ends_with_its_leader_when_nothing_is_cached() -> Non
     bench.run()
     bench.assert_right()
     bench.assert_clean()
+
+
+@pytest.mark.parametrize("retractions", [0, 1, 2])
+def test_nobody_goes_past_one_whose_answer_has_begun(retractions: int) -> None:
+    settings = SchedulingConfig(page_size=4, prefix_group_tokens=0)
+    queue = WaitingQueue(settings, KVCache(settings, 10))
+    _, (retracted, other) = line_of(2, max_overtakes=9)
+    retracted.retractions = retractions
+    for req in (retracted, other):
+        queue.add(req)
+    tried = list(queue.candidates(0, None, lambda lora_id: False))  # neither fits
+    assert tried == ([retracted] if retractions else [retracted, other])
 
 
 def blocked(**options: object) -> tuple[Bench, int]:

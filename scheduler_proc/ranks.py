@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import threading
-import time
 
 import zmq
 
@@ -24,7 +23,7 @@ from .worker_batch import ModelWorkerBatch
 
 # As the launcher starts its children.
 COMMAND = (sys.executable, "-P", "-m", "tokenloom.scheduler_proc.rank")
-_OBITUARY_S = 1.0  # in which a rank's end is noticed
+_NOTICE_S = 2.0  # in which a rank's end is noticed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,7 @@ class Ranks:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._life = life
         self._closing = False
+        self._broken = threading.Event()  # a rank has ended
         self._children: list[ChildProcess] = []
         self._sockets: list[zmq.Socket[bytes]] = []
         for rank in range(1, config.execution.tensor_parallel):
@@ -47,7 +47,9 @@ class Ranks:
 
     def lead(self, runner: Runner) -> Runner:
         """The runner that has all ranks compute what `runner` does."""
-        return _LeadRunner(runner, self._sockets) if self._sockets else runner
+        if not self._sockets:
+            return runner
+        return _LeadRunner(runner, self._sockets, self._broken)
 
     def close(self) -> None:
         self._closing = True
@@ -62,6 +64,7 @@ class Ranks:
         status = child.wait()
         if self._closing:
             return
+        self._broken.set()
         words = f"{child.name} ended: {how_it_ended(status)}"
         log.error("%s", words)
         self._life.failed(words)
@@ -69,9 +72,12 @@ class Ranks:
 
 
 class _LeadRunner:
-    def __init__(self, runner: Runner, sockets: "list[zmq.Socket[bytes]]") -> None:
+    def __init__(
+        self, runner: Runner, sockets: "list[zmq.Socket[bytes]]", broken: threading.Event
+    ) -> None:
         self._runner = runner
         self._sockets = sockets
+        self._broken = broken
 
     @property
     def loras(self) -> Adapters:
@@ -84,8 +90,9 @@ class _LeadRunner:
         try:
             return self._runner.launch(batch)
         except RuntimeError:
-            # A rank that died breaks the sums of the others: Ranks._watch says so, and ends us.
-            time.sleep(_OBITUARY_S)
+            # A rank that died breaks the sums of the others: _watch says so, and ends us meanwhile.
+            if self._broken.wait(_NOTICE_S):
+                threading.Event().wait()
             raise
 
 

@@ -3,6 +3,7 @@
 Every checkpoint below the directory is loaded and run; its logits go into logits<RANK>.npy there.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def main(rank: int, size: int, directory: Path) -> None:
     shard = join(rank, str(directory), ExecutionConfig(device="cpu", tensor_parallel=size))
     for path in sorted(one for one in directory.iterdir() if one.is_dir()):
         np.save(path / f"logits{rank}.npy", logits_of(loaded(path, shard)))
+    os._exit(0)  # as the processes of a server end: torch's threads do not survive its own teardown
 
 
 if __name__ == "__main__":

@@ -446,8 +446,8 @@ def test_a_cleared_tree_leaves_no_match_fresh() -> None:
     match = tree.match(key_of((1, 2)))
     assert sorted(tree.clear()) == [1, 2, 3]
     assert not match.is_fresh
-    assert tree.evict(1) == []
     assert not tree._order._heap, "which would keep it in memory"
+    assert tree.evict(1) == []
 
 
 def test_what_is_in_use_cannot_be_cleared() -> None:

@@ -298,6 +298,14 @@ def test_each_policy_keeps_what_it_says(policy: EvictionPolicy, survivor: int) -
     assert [node.pages for node in tree.nodes()] == [[survivor]]
 
 
+def test_the_first_to_come_goes_first_though_it_is_left_last() -> None:
+    tree = RadixCache(1, "fifo")
+    first, second = (tree.insert(tree.root, key_of((n,)), [n]).node for n in (1, 2))
+    tree.unlock(second)
+    tree.unlock(first)
+    assert tree.evict(2) == [1, 2]
+
+
 def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
     tree = RadixCache(1, "priority")
     insert(tree, (1,), 10)

@@ -316,6 +316,15 @@ def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
     assert tree.evict(1) == [20]
 
 
+def test_a_lesser_request_takes_nothing_of_a_node_s_priority() -> None:
+    tree = RadixCache(1, "priority")
+    insert(tree, (1,), 10)
+    insert(tree, (2,), 20, priority=1)
+    use(tree, (2,))
+    use(tree, (1,))
+    assert tree.evict(1) == [10]
+
+
 @pytest.mark.parametrize(
     ("policy", "order"),
     [

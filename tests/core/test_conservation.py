@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from support.scheduling import Bench
 
-from tokenloom.scheduler_proc.core.conservation import ConservationError
+from tokenloom.scheduler_proc.core.conservation import ConservationError, check_conservation
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
 
@@ -170,6 +170,22 @@ def test_a_request_that_computed_more_than_its_pages_hold() -> None:
         req.kv.computed = 25
 
     cook(books, "request 1 has more computed tokens than pages")
+
+
+def test_a_request_that_landed_before_it_was_launched_or_knows_too_little() -> None:
+    def early(kv: KVCache, req: Req) -> None:
+        assert req.kv is not None
+        req.kv.landed = req.kv.computed + 1
+
+    def unknown(kv: KVCache, req: Req) -> None:
+        assert req.kv is not None
+        assert kv.grow(req.kv, 4)
+        req.kv.computed = len(req.ids) + 1
+        check_conservation(kv, [req])  # one token may be on its way
+        req.kv.computed += 1
+
+    cook(early, "landed, computed and known tokens disagree")
+    cook(unknown, "landed, computed and known tokens disagree")
 
 
 def test_lost_and_doubled_rows() -> None:

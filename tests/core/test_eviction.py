@@ -14,18 +14,18 @@ def leaves(count: int) -> list[TreeNode]:
 
 def test_many_uses_leave_few_entries_and_the_order_right() -> None:
     """Each use leaves an entry that counts no more; and is dropped some time later."""
-    order: EvictionOrder[TreeNode] = EvictionOrder("lru", 1)
+    order: EvictionOrder[TreeNode] = EvictionOrder("priority", 1)
     nodes, draw, longest = leaves(300), random.Random(1), 0
     for node in nodes:
         order.push(node)
     for tick in range(1, 5000):
         node = draw.choice(nodes)
-        node.last_use = tick
+        node.priority, node.last_use = draw.randrange(9), tick
         order.push(node)
         longest = max(longest, len(order._heap))
     assert order.live() == 300
     assert 2 * 300 < longest <= 2 * 300 + 64, "dropped rarely, and before they are the most"
-    expected = sorted(nodes, key=lambda node: node.last_use)
+    expected = sorted(nodes, key=lambda node: (node.priority, node.last_use))
     assert [order.pop() for _ in expected] == expected
     assert order.pop() is None
 

@@ -298,6 +298,14 @@ def test_each_policy_keeps_what_it_says(policy: EvictionPolicy, survivor: int) -
     assert [node.pages for node in tree.nodes()] == [[survivor]]
 
 
+def test_the_first_to_come_goes_first_though_it_is_left_last() -> None:
+    tree = RadixCache(1, "fifo")
+    first, second = (tree.insert(tree.root, key_of((n,)), [n]).node for n in (1, 2))
+    tree.unlock(second)
+    tree.unlock(first)
+    assert tree.evict(2) == [1, 2]
+
+
 def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
     tree = RadixCache(1, "priority")
     insert(tree, (1,), 10)
@@ -306,6 +314,15 @@ def test_the_highest_priority_that_used_a_node_is_its_own() -> None:
     use(tree, (2,))
     use(tree, (1,))
     assert tree.evict(1) == [20]
+
+
+def test_a_lesser_request_takes_nothing_of_a_node_s_priority() -> None:
+    tree = RadixCache(1, "priority")
+    insert(tree, (1,), 10)
+    insert(tree, (2,), 20, priority=1)
+    use(tree, (2,))
+    use(tree, (1,))
+    assert tree.evict(1) == [10]
 
 
 @pytest.mark.parametrize(
@@ -446,8 +463,8 @@ def test_a_cleared_tree_leaves_no_match_fresh() -> None:
     match = tree.match(key_of((1, 2)))
     assert sorted(tree.clear()) == [1, 2, 3]
     assert not match.is_fresh
-    assert tree.evict(1) == []
     assert not tree._order._heap, "which would keep it in memory"
+    assert tree.evict(1) == []
 
 
 def test_what_is_in_use_cannot_be_cleared() -> None:

@@ -2,11 +2,13 @@
 
 from array import array
 
+import pytest
+
 from tokenloom.scheduler_proc.core.lora_slots import LoRASlots
 from tokenloom.scheduler_proc.core.radix_cache import RadixCache
 from tokenloom.scheduler_proc.core.req import Req, ReqKV, ReqState
 from tokenloom.scheduler_proc.core.schedule_batch import ScheduleBatch, row_open
-from tokenloom.scheduler_proc.worker_batch import ForwardMode
+from tokenloom.scheduler_proc.worker_batch import BatchResult, ForwardMode
 from tokenloom.wire.messages import LoRALoaded, LoRARef
 from tokenloom.wire.sampling import SamplingParams
 
@@ -60,6 +62,22 @@ def test_what_is_launched_counts_as_computed() -> None:
     ]
     assert req.in_flight
     assert not req.goes_on_decoding, "two tokens are on their way"
+
+
+@pytest.mark.parametrize(("sampled", "sound"), [(0, True), (1, True), (-1, False)])
+def test_what_has_landed_is_sound_unless_the_model_failed(sampled: int, sound: bool) -> None:
+    decode, last = running(1, 3, [1, 2, 3], [7]), running(2, 0, [8, 9], [])
+    inner = running(0, 1, [4, 5, 6, 7], [])
+    batch = ScheduleBatch(6, [decode], [(inner, 2), (last, 2)])
+    batch.launch([], [], LoRASlots(0))
+    assert batch.num_tokens == 5
+    landed = list(batch.land(BatchResult(6, [sampled, sampled])))
+    assert landed == [(decode, sampled), (inner, None), (last, sampled)]
+    for req, tokens in ((decode, 4), (inner, 3), (last, 2)):
+        assert req.kv is not None
+        assert not req.in_flight
+        assert req.kv.landed == tokens
+        assert req.kv.sound == (sound or req is inner)
 
 
 def test_rows_say_the_slots_of_their_adapters() -> None:

@@ -173,6 +173,21 @@ def test_an_adapter_whose_slot_is_kept_for_another_asks_for_no_second_one() -> N
     assert slots.may_run(2)
 
 
+def test_steps_without_a_shortage_try_nobody_s_patience() -> None:
+    """As when no request could have started for want of pages."""
+    slots = with_adapters(1, 2)
+    run(slots, 1)
+    slots.accept(2)
+    assert slots.lacks_slot(2)
+    for _ in range(2 * PATIENCE):
+        slots.end_planning(idle=False)
+    assert slots.may_run(1)
+    for _ in range(PATIENCE):
+        assert slots.lacks_slot(2)
+        slots.end_planning(idle=False)
+    assert not slots.may_run(1)
+
+
 def test_an_empty_slot_is_taken_before_one_that_an_adapter_has() -> None:
     slots = with_adapters(2, 2)
     run(slots, 1)

@@ -120,6 +120,17 @@ def test_nothing_goes_wrong_by_itself() -> None:
     assert not any(asked)
 
 
+def test_a_forced_retraction_is_of_the_newest() -> None:
+    bench = Bench(faults=Faults(retract_every=3))
+    rids = [bench.submit(prompt(4, n), 9, ignore_eos=True) for n in range(4)]
+    bench.step()
+    bench.step()
+    assert bench.running() == set(rids)
+    bench.step()
+    assert bench.scheduler.totals.retractions == 1
+    assert bench.starts == [*rids, rids[-1]], "there is room for it to come back at once"
+
+
 def test_each_comes_at_its_own_pace() -> None:
     faults = Faults(retract_every=2, miss_every=3, fail_allocation_every=4)
     assert [faults.retracts() for _ in range(4)] == [False, True, False, True]

@@ -120,6 +120,21 @@ def test_nothing_goes_wrong_by_itself() -> None:
     assert not any(asked)
 
 
+def test_who_gets_no_page_gives_back_all_that_it_has() -> None:
+    """And starts again: what failed for it may be what others hold."""
+    bench = Bench(page_size=4)
+    rid = bench.submit(prompt(4), 9, ignore_eos=True)
+    bench.step()
+    bench.faults.fail_allocation_every = 1
+    bench.step()
+    assert bench.scheduler.totals.retractions == 1
+    assert bench.scheduler.stats().used_tokens == 0
+    bench.faults.fail_allocation_every = 0
+    bench.run()
+    assert bench.starts == [rid, rid]
+    bench.assert_right()
+
+
 def test_a_forced_retraction_is_of_the_newest() -> None:
     bench = Bench(faults=Faults(retract_every=3))
     rids = [bench.submit(prompt(4, n), 9, ignore_eos=True) for n in range(4)]

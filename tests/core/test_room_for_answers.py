@@ -52,6 +52,16 @@ def test_a_prompt_of_just_the_budget_is_not_cut() -> None:
     bench.assert_right()
 
 
+@pytest.mark.parametrize(("chunk", "page_size", "steps"), [(0, 4, 1), (1, 1, 70), (32, 4, 3)])
+def test_a_prompt_longer_than_a_step_is_cut_if_prompts_are(
+    chunk: int, page_size: int, steps: int
+) -> None:
+    bench = Bench(pool_tokens=256, chunk=chunk, page_size=page_size, max_prefill=32)
+    bench.submit([9] * 70, 1, ignore_eos=True)
+    assert bench.run() == steps
+    bench.assert_right()
+
+
 def test_uncut_prompts_share_a_step_up_to_just_the_budget() -> None:
     bench = Bench(pool_tokens=256, chunk=0, max_prefill=30)
     for first, length in ((3, 17), (4, 13), (5, 1)):

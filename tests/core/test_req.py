@@ -4,6 +4,7 @@ import itertools
 from array import array
 
 import pytest
+from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.req import _MOVES, IllegalMove, Req, ReqState
 from tokenloom.wire.messages import Finish
@@ -41,3 +42,16 @@ def test_finishes() -> None:
     req.ids.append(3)
     assert req.finish_for(3) == Finish("length")
     assert req.finish_for(9) == Finish("stop", matched=9), "a stop token beats the length"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 99])
+def test_every_way_out_ends_in_finished(steps: int) -> None:
+    """Aborted while it waits, within its prompt, while it decodes; or by itself."""
+    bench = Bench(chunk=32)
+    rid = bench.submit(prompt(60), 5, ignore_eos=True)
+    req = bench.scheduler._reqs[rid]
+    for _ in range(steps):
+        bench.step()
+    bench.abort(rid)
+    assert req.state is ReqState.FINISHED
+    assert not req.holds_pages

@@ -32,3 +32,13 @@ def test_a_snapshot_beside_one_that_runs_and_one_that_waits() -> None:
         tree_nodes=3,  # what both read, and what each has behind it
         tree_pages=1 + 4,
     )
+
+
+def test_an_idle_scheduler_is_as_careful_as_a_new_one() -> None:
+    bench = Bench()
+    fresh = bench.scheduler.stats().new_token_ratio
+    bench.submit(prompt(9), 20, ignore_eos=True)
+    bench.run()
+    assert bench.scheduler.stats().new_token_ratio < fresh
+    bench.scheduler.on_idle(lambda message: None)
+    assert bench.scheduler.stats().new_token_ratio == fresh

@@ -44,7 +44,8 @@ class Load:
 class Lack:
     """An adapter is waited for and has no slot."""
 
-    turns: int  # that it may have to wait for: one of each adapter that was there first
+    since: int  # by LoRASlots.shortages
+    turns: int  # that it may have to wait for: of who has a slot, and of who began to wait before
     steps: int = 0  # with a shortage, and all slots in use
 
 
@@ -172,17 +173,20 @@ class Adapters:
         self._check_lacks()
 
     def _check_lacks(self) -> None:
-        """A turn is as long as patience, and then a whole answer.
+        """A turn is as long as patience, and then a whole answer, or two where steps are shared.
 
         Where a slot is free and kept, its owner lacks something else: that is no wait for a turn.
         """
         loras = self._core._loras
-        there = sum(not load.over for load in self.loads.values())
-        self._lacks = {key: self._lacks.get(key) or Lack(turns=there) for key in loras._wishes}
+        before, self._lacks = self._lacks, {}
+        for turns, (lora_id, since) in enumerate(loras._wishes.items(), 1):
+            known = before.get(lora_id)
+            same = known is not None and known.since == since
+            self._lacks[lora_id] = known if known is not None and same else Lack(since, turns)
         short = loras.shortages > self._shortages
         short = short and not any(loras._is_unused(slot + 1) for slot in range(loras.num_slots))
         self._shortages = loras.shortages
-        turn = loras.patience + 2 * (self._driver.runner.budget + self._core._limits.context_length)
+        turn = loras.patience + 2 * self._core._limits.context_length
         for lora_id, lack in self._lacks.items():
             lack.steps += short
             assert lack.steps <= loras.patience + lack.turns * turn, f"I8: {lora_id} starves"

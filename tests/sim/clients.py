@@ -32,11 +32,23 @@ class Clients:
         self._adapted = random.choice((0.0, 0.3, 0.8))  # how often a request names an adapter
         self._loads = random.choice((0.002, 0.02, 0.1)) if self._adapted else 0.0
         self._unloads = random.choice((0.0, 0.02, 0.05))
+        self._names = "aabcdefg"
+        self._adapters = 1  # to be there at any time
+        self._popular = 0.5  # how often the oldest of them is asked for
+        if "adapters" in world.setup:
+            self._crowd_adapters(world.setup["adapters"])
         learns = world.setup["learns"]
         self._short = random.choice((0.2, 0.8, 0.95)) if learns else 0.95
         self._long = random.choice((0.0, 0.5, 0.9)) if learns else 0.9
         self._texts = random.choice((1, 2, 4))  # that requests share
         self._lengths = self._borders()
+
+    def _crowd_adapters(self, adapters: int) -> None:
+        """Requests for more adapters than there are slots never cease; one may be far ahead."""
+        self._adapters, self._names = adapters, "abcdefghijkl"[:adapters]
+        self._adapted, self._loads, self._unloads = 0.9, 0.002, 0.002
+        self._crowd, self._burst = max(24, self._crowd), 0.1
+        self._popular = self._random.choice((0.0, 0.5, 0.9))
 
     def round(self) -> list[Event]:
         """The events of one step, drawn as they are applied by the caller, one list at a time."""
@@ -77,7 +89,7 @@ class Clients:
         """Names are few, so that most loads replace one; some loads last."""
         random, adapters = self._random, self._world.adapters
         events: list[Event] = []
-        if self._adapted and not (adapters.serving or adapters.loading):
+        if self._adapted and len(adapters.serving) + len(adapters.loading) < self._adapters:
             events.append(self._load())
         while random.random() < self._loads:
             events.append(self._load())
@@ -91,14 +103,14 @@ class Clients:
 
     def _load(self) -> Event:
         lora_id, self._next_lora = self._next_lora, self._next_lora + 1
-        name, fails = self._random.choice("aabcdefg"), self._random.random() < 0.1
+        name, fails = self._random.choice(self._names), self._random.random() < 0.1
         return ["load", lora_id, name, fails]
 
     def _some_adapter(self, there: float) -> int:
         """One that serves, or else one that is loading, gone or never was."""
         random, serving = self._random, self._world.adapters.serving
         if serving and random.random() < there:
-            return random.choice((serving[0], random.choice(serving)))
+            return serving[0] if random.random() < self._popular else random.choice(serving)
         return random.randint(1, self._next_lora)
 
     def _someone(self) -> int:

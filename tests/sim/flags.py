@@ -27,6 +27,13 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "eviction_policy": ("lru", "lfu", "slru", "fifo", "priority", "cost"),
     "kv_events": (None, "inproc://events"),
 }
+CROWDS = 0.15  # of the episodes are crowds of adapters
+_END_WAITING = (
+    "max_waiting_requests",
+    "max_waiting_tokens",
+    "queue_timeout",
+    "request_timeout",
+)
 _NEED_THE_TREE = ("eviction_policy", "kv_events", "schedule_policy")
 
 
@@ -37,7 +44,7 @@ def draw_setup(random: Random) -> Setup:
     page = scheduling["page_size"]
     context = random.choice((16, 40, 64, 100, 128))
     shares = (0.3, 0.8, 1.0, 1.2, 1.7, 2.5, 4.0, 8.0) if learns else (1.0, 1.5)
-    return {
+    setup: Setup = {
         "scheduling": scheduling,
         "pool_pages": max(
             1, int(random.choice(shares) * context) // page + random.choice((-1, 0, 1))
@@ -50,6 +57,24 @@ def draw_setup(random: Random) -> Setup:
         "lora_slots": random.choice((1, 1, 2, 3, 8)),
         "patience": random.choice((1, 4, PATIENCE)),
     }
+    if random.random() < CROWDS:
+        _crowd_adapters(random, setup)
+    return setup
+
+
+def _crowd_adapters(random: Random, setup: Setup) -> None:
+    """Many adapters stay loaded and share few slots; who waits for one waits until it has one."""
+    scheduling = setup["scheduling"]
+    for name in _END_WAITING:
+        scheduling.pop(name, None)
+    scheduling["max_running_requests"] = random.choice((2, 3, 4, 8))
+    if not scheduling["disable_radix_cache"]:
+        scheduling["schedule_policy"] = random.choice(CHOICES["schedule_policy"])
+    setup["context"] = random.choice((16, 24, 40))
+    setup["pool_pages"] = random.choice((2, 4, 8)) * setup["context"] // scheduling["page_size"]
+    setup["adapters"] = random.choice((3, 6, 12))
+    setup["lora_slots"] = random.choice((1, 1, 2))
+    setup["patience"] = random.choice((1, 4, 16, PATIENCE))
 
 
 def _faults(random: Random) -> dict[str, int] | None:

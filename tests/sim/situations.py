@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from tokenloom.scheduler_proc.core.lora_slots import Adapter
 from tokenloom.scheduler_proc.core.radix_cache import Inserted, TreeNode
 from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
@@ -12,7 +13,13 @@ from tokenloom.wire.messages import Finish
 # at least so many in 100,000 steps; well under what the workload gives, well over nothing
 EXPECTED = {
     "a name replaced": 500,
-    "a slot kept, in use": 500,
+    "a kept slot taken": 300,
+    "a slot kept, in use": 3000,
+    "a slot kept: dfs-weight": 10,
+    "a slot kept: fcfs": 10,
+    "a slot kept: hrrn": 10,
+    "a slot kept: lpm": 10,
+    "a slot kept: priority": 10,
     "abort: again in flight": 300,
     "abort: between chunks": 50,
     "abort: between chunks, in flight": 20,
@@ -208,6 +215,22 @@ def watch(core: Scheduler, count: Callable[[str], None]) -> None:
     _wrap(tree, "evict", before=evicting, after=evicted)
     _wrap(tree, "insert", after=inserted)
     _wrap(core, "_retract", before=retracting)
+    _watch_slots(core, count)
+
+
+def _watch_slots(core: Scheduler, count: Callable[[str], None]) -> None:
+    loras, policy = core._loras, core._settings.schedule_policy
+
+    def kept(_: None, adapter: Adapter) -> None:
+        if adapter in loras._kept.values():
+            count(f"a slot kept: {policy}")
+
+    def taking(adapter: Adapter, slot: int) -> None:
+        if loras._kept.get(slot) is adapter:
+            count("a kept slot taken")
+
+    _wrap(loras, "_keep_a_slot", after=kept)
+    _wrap(loras, "_take_slot", before=taking)
 
 
 def _wrap(

@@ -163,6 +163,10 @@ def slot_taken_from_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoRASlots, "_is_unused", lambda slots, slot: True)
 
 
+def no_slot_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoRASlots, "_keep_a_slot", lambda slots, adapter: None)
+
+
 def unload_forgets_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(slots: LoRASlots, adapter: Adapter) -> None:
         adapter.requests, requests = adapter.running, adapter.requests
@@ -190,6 +194,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     answers_pass_their_limit,
     retracted_lose_a_token,
     slot_taken_from_who_runs,
+    no_slot_is_kept,
     unload_forgets_who_waits,
     adapters_share_prefixes,
 ]

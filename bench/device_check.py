@@ -100,9 +100,7 @@ def install(site: Path, wheels: Path, packages: Sequence[str]) -> str:
 
 
 def lay_out(site: Path) -> None:
-    """This checkout under the name that it has when it is installed."""
-    if is_there("tokenloom"):
-        return
+    """This checkout under the name that it has when it is installed: it comes before any other."""
     (site / "tokenloom").symlink_to(ROOT, target_is_directory=True)
     facts = site / "tokenloom-0.dist-info"
     facts.mkdir()

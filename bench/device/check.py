@@ -4,11 +4,12 @@
 """
 
 import argparse
+import contextlib
 import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,16 +35,16 @@ TOTAL_SECONDS = 350.0  # with what importing and ending take, six minutes
 # Those that cannot be cut short stand last.
 SECTIONS: tuple[tuple[str, float, Callable[[Lab, Report], None]], ...] = (
     ("environment", 10, environment),
-    ("kernels", 55, kernels),
-    ("graph = eager", 50, equality),
+    ("kernels", 50, kernels),
+    ("graph = eager", 45, equality),
     ("attention", 15, attention),
-    ("decode", 60, decode),
+    ("decode", 55, decode),
     ("prefill", 10, prefill),
-    ("loop", 30, loop),
+    ("loop", 25, loop),
     ("adapters", 40, lora),
     ("transformers", 15, transformers_peer),
     ("server", 50, server),
-    ("other attention", 40, other_attention),
+    ("other attention", 35, other_attention),
 )
 
 
@@ -87,19 +88,28 @@ def main(argv: list[str]) -> int:
             options.json.write_bytes(as_json(Outcome(machine, results, missed(results))))
 
     course = Course(options.seconds, note)
-    alarm = threading.Timer(options.seconds, _end, (course, machine, options.json))
-    alarm.daemon = True
-    alarm.start()
-    results = course.play(sections(lab, options.only))
-    alarm.cancel()
+    with alarm(course, options.seconds, machine, options.json):
+        results = course.play(sections(lab, options.only))
     print()
     return conclude(results, machine, options.json)
 
 
-def _end(course: Course, machine: dict[str, str], file: Path | None) -> None:
-    """From the alarm's thread: nothing else stops a kernel that does not end."""
-    status = conclude(course.cut_short(), machine, file)
-    os._exit(status)
+@contextlib.contextmanager
+def alarm(
+    course: Course, seconds: float, machine: dict[str, str], file: Path | None
+) -> Iterator[None]:
+    """Ends the process with what is known by then: nothing less stops a kernel that hangs."""
+
+    def end() -> None:
+        os._exit(conclude(course.cut_short(), machine, file))
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _machine() -> dict[str, str]:

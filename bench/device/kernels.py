@@ -97,7 +97,7 @@ def elementwise(
         return got.float().cpu(), rms_norm_reference(x, weight, 1e-5)
 
     def residual_norm() -> Pair:
-        kept = residual.to(device)
+        kept = residual.to(device, copy=True)
         got = rms_norm(x.to(device), weight.to(device), 1e-5, kept)
         total = x.float() + residual.float()
         # normed from the rounded sum, as the kernel keeps it
@@ -135,7 +135,7 @@ def rotary(
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     slots = torch.randperm(2 * tokens)[:tokens].to(torch.int32)
     there, k_cache, v_cache = (
-        one.to(device)
+        one.to(device, copy=True)
         for one in (qkv, *torch.full((2, 2 * tokens, kv_heads, head_dim), torch.nan).to(dtype))
     )
     where = (positions.to(device), cos_sin.to(device), k_cache, v_cache, slots.to(device))

@@ -102,6 +102,7 @@ class Lab:
             max_running_requests=rows,
             max_prefill_tokens=sizes.most_prompt_tokens,
             chunked_prefill_size=sizes.most_prompt_tokens,
+            mixed_chunk_size=0,  # prompts get in at once, so that all rows decode together
             page_size=sizes.page_size,
         )
         source = DeviceSource(

@@ -69,7 +69,7 @@ def _segments(slots: list[int], chunk: int, device: str) -> LoRASegments:
 def _maps(device: str, linear: LoRALinear, chunk: int, slots: list[int]) -> Pair:
     x = _random(len(slots), linear.a.shape[2]).to(linear.a.dtype)
     base = _random(len(slots), linear.b.shape[1]).to(linear.a.dtype)
-    y, there = base.to(device), _there(linear, device)
+    y, there = base.to(device, copy=True), _there(linear, device)
     where = _segments(slots, chunk, device)
     lora_expand(lora_shrink(x.to(device), there, where), there, where, y)
     return y.float().cpu(), base.float() + lora_reference(x, linear, slots)

@@ -1,4 +1,4 @@
-"""transformers with a static cache over the memory of our dummy weights: a peer, and an oracle.
+"""transformers with a static cache over the memory of our dummy weights.
 
 Eagerly, and as a captured graph, where its forward pass can be captured.
 """
@@ -45,7 +45,7 @@ def _their_model(lab: Lab, transformers: Any) -> Any:  # noqa: ANN401
     if config.tie_word_embeddings:
         model.tie_weights()
     # Its frequencies are no part of a checkpoint.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config, device=device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     return model.eval()
 
 
@@ -59,18 +59,17 @@ def _static_step(
     """The last token of a full context, over and over, as our own steps are timed."""
     device, vocab = lab.rig.device.name, lab.sizes.large["vocab_size"]
     cache = transformers.StaticCache(config=model.config, max_cache_len=context)
-    place = torch.tensor([context - 1], device=device)
+    lengths = [getattr(layer, "cumulative_length", None) for layer in cache.layers]
+    if None in lengths:
+        raise Skip(f"transformers {transformers.__version__} counts its cache in another way")
+    place = torch.tensor([[context - 1]], device=device)
     ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
     logits = torch.empty(rows, 1, vocab, dtype=lab.sizes.dtype, device=device)
 
     def step() -> torch.Tensor:
-        made = model(
-            input_ids=ids,
-            past_key_values=cache,
-            cache_position=place,
-            position_ids=place[None],
-            use_cache=True,
-        )
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(context - 1)
+        made = model(input_ids=ids, past_key_values=cache, position_ids=place, use_cache=True)
         return logits.copy_(made.logits)
 
     return step

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,7 @@ from ..workloads import Closed, Shape, Source, Stream, independent
 from .lab import Lab
 from .results import CheckFailed, Report
 
-STOP_SECONDS = 5.0
 START_SHARE = 0.8  # of the section's time
-LOADS = ((1, 128, 64), (32, 1024, 64), (128, 256, 64))  # requests in flight, prompt, answer
 LEAST_SECONDS = 5.0  # of a load
 
 
@@ -44,13 +43,14 @@ def server(lab: Lab, report: Report) -> None:
         folder = Path(name)
         make_model_directory(folder, lab.sizes.large)
         flags = ("--model", name, "--load-format", "dummy", *lab.sizes.server_flags)
-        engine = tokenloom(sys.executable, "tokenloom", flags)
-        wait = max(report.left * START_SHARE, 1.0)
-        engine = type(engine)(**{**vars(engine), "ready_seconds": wait})
+        engine = replace(
+            tokenloom(sys.executable, "tokenloom", flags),
+            ready_seconds=max(report.left * START_SHARE, 1.0),
+        )
         try:
             with running(engine, folder) as server:
                 report.add("ready after", server.start_seconds, "s")
-                for load in LOADS:
+                for load in lab.sizes.server_loads:
                     _under(load, server.base_url, lab, report)
                 server.check()
         except EngineFailed as error:
@@ -62,9 +62,9 @@ def _under(load: tuple[int, int, int], url: str, lab: Lab, report: Report) -> No
     name = f"{in_flight} in flight, {prompt} -> {answer}"
     if not report.has_time(name, LEAST_SECONDS):
         return
-    count = max(1, min(4 * in_flight, lab.sizes.server_requests))
-    run = asyncio.run(_run(url, min(in_flight, count), count, Shape(prompt, answer), report, lab))
+    run = asyncio.run(_run(url, load, report, lab))
     total = summarise(run.records)
+    # A request that does not end before the section does counts as one that failed.
     if total.errors:
         raise CheckFailed(f"{name}: {total.errors}, {run.messages}")
     report.add(f"{name}: output", total.output_tok_s, "tok/s")
@@ -73,12 +73,14 @@ def _under(load: tuple[int, int, int], url: str, lab: Lab, report: Report) -> No
     report.add(f"{name}: between tokens p99", total.inter_token_ms.p99, "ms")
 
 
-async def _run(url: str, in_flight: int, count: int, shape: Shape, report: Report, lab: Lab) -> Run:
+async def _run(url: str, load: tuple[int, int, int], report: Report, lab: Lab) -> Run:
+    """Four requests for each that is in flight."""
+    in_flight, prompt, answer = load
     client = HttpClient(url)
     target = HttpTarget(client, await first_model(client), Dialect())
     try:
-        source = Source(count, range(1, lab.sizes.large["vocab_size"]))
-        sessions = independent(source, count, shape)
+        source = Source(prompt, range(1, lab.sizes.large["vocab_size"]))
+        sessions = independent(source, 4 * in_flight, Shape(prompt, answer))
         stream = Stream("requests", sessions, Closed(in_flight))
         return await run_workload((stream,), Driver(target, max(report.left, 1.0)))
     finally:

@@ -91,8 +91,13 @@ class Sizes:
     adapters: tuple[int, ...] = (0, 1, 8, 32)
     rank: int = 16
     loop_answer: int = 64
-    server_requests: int = 256
-    server_flags: tuple[str, ...] = ("--device", "cuda")
+    # requests in flight, prompt, answer
+    server_loads: tuple[tuple[int, int, int], ...] = ((1, 128, 64), (32, 1024, 64), (128, 256, 64))
+    server_flags: tuple[str, ...] = (
+        *("--device", "cuda", "--max-running-requests", "256"),
+        *("--max-prefill-tokens", "2048", "--chunked-prefill-size", "2048"),
+        *("--mixed-chunk-size", "512"),
+    )
     equality: EqualitySizes = EqualitySizes()
     attention: AttentionSizes = AttentionSizes()
     kernels: KernelSizes = KernelSizes()

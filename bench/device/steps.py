@@ -3,6 +3,7 @@
 Sections over one runner of the large dummy model; what does not fit is noted with the reason.
 """
 
+import math
 from statistics import median
 
 import torch
@@ -83,23 +84,26 @@ def prefill(lab: Lab, report: Report) -> None:
 def lora(lab: Lab, report: Report) -> None:
     """A step of decodes whose rows have so many different adapters among them."""
     rows, context = lab.sizes.aimed
-    base = 0.0
-    for slots in sorted({max(LORA_AIMED, count) for count in lab.sizes.adapters if count}):
+    lab.release_runner()
+    base = math.nan
+    for slots in sorted({max(LORA_AIMED, count) for count in lab.sizes.adapters}):
         if not report.has_time(f"{slots} adapter slots", 5.0):
             continue
-        lab.release_runner()
         bench = _with_adapters(lab, slots, report)
-        counts = [c for c in lab.sizes.adapters if c <= slots and max(LORA_AIMED, c) == slots]
-        for count in counts:
+        for count in lab.sizes.adapters:
+            if max(LORA_AIMED, count) != slots:
+                continue
             chosen = [1 + row % count for row in range(rows)] if count else None
             seconds, _ = bench.decode_seconds(rows, context, lab.sizes.steps, chosen)
             step = median(seconds)
-            report.add(f"{count} adapters, {slots} slots", step * 1e3, "ms")
+            report.add(f"{count} adapters, {slots} slots: step", step * 1e3, "ms")
             if not count:
                 base = step
-            elif base:
-                aim = LORA_AIM if count == LORA_AIMED else None
-                report.add(f"{count} adapters over none", step / base, aim=aim, at_most=True)
+                continue
+            aim = LORA_AIM if count == LORA_AIMED else None
+            report.add(f"{count} adapters over none", step / base, aim=aim, at_most=True)
+        del bench  # before the next one is built
+        lab.release_runner()
 
 
 def _with_adapters(lab: Lab, slots: int, report: Report) -> RunnerBench:

@@ -55,10 +55,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def sections(lab: Lab, only: Sequence[str] = ()) -> list[Section]:
+    """All, or those named and the first one, whose rates the others refer to."""
+    wanted = {SECTIONS[0][0], *only} if only else {name for name, *_ in SECTIONS}
     return [
         Section(name, seconds, partial(run, lab))
         for name, seconds, run in SECTIONS
-        if not only or name in only
+        if name in wanted
     ]
 
 

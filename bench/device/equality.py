@@ -16,7 +16,7 @@ from ...wire.config import SchedulingConfig
 from ...wire.messages import LoRARef
 from ...wire.sampling import SamplingParams
 from .lab import Adapters, Lab, RunnerBench, poison
-from .loop import Mailbox, Request, serve
+from .loop import SLOT_WRITES, Mailbox, Request, Watched, serve
 from .results import CheckFailed, Report
 from .sizes import EqualitySizes
 from .steps import random_adapter
@@ -73,7 +73,7 @@ def equality(lab: Lab, report: Report) -> None:
         groups.append(staircase(after + sizes.most_rows, sizes, min(sizes.slots, sizes.adapters)))
     graphs = _runner(lab, model, graphs=True)
     got, how = _answers(graphs, groups, lab, report, overlap=True)
-    _check_ladder(how, sizes, report)
+    _check_coverage(how, sizes, report)
     others = {"graphs, not overlapped": (graphs, 1 << 30)}
     others["eager"] = (_runner(lab, model, graphs=False), 1 << 30)
     others["each alone"] = (graphs, 1)
@@ -128,16 +128,23 @@ def _answers(
     for requests in groups:
         poison(bench.runner)
         mailbox = Mailbox(requests, names, at_once, report)
-        how += serve(bench, mailbox, overlap=overlap)
+        watched = Watched(bench.runner)
+        serve(bench, mailbox, watched, overlap=overlap)
+        how += watched.how
         answers |= mailbox.answers
     bench.device.take_seconds()
     return answers, how
 
 
-def _check_ladder(how: Counter[str], sizes: EqualitySizes, report: Report) -> None:
-    """Every size of the ladder was replayed, without adapters and with them if there are any."""
+def _check_coverage(how: Counter[str], sizes: EqualitySizes, report: Report) -> None:
+    """Every size of the ladder was replayed, without adapters and with them if there are any; and
+    with more adapters than slots, one took another's place.
+    """
     kinds = ("", " lora") if sizes.adapters else ("",)
     wanted = {f"graph {size}{kind}" for size in ladder(sizes.most_rows) for kind in kinds}
     report.add("graphs replayed", len(wanted & how.keys()), f"of {len(wanted)}")
+    report.add("adapters put into slots", how[SLOT_WRITES])
+    if sizes.slots < sizes.adapters and how[SLOT_WRITES] <= sizes.slots:
+        raise CheckFailed("no adapter took the slot of another")
     if unused := wanted - how.keys():
         raise CheckFailed(f"no step used {', '.join(sorted(unused))}")

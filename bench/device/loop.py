@@ -28,6 +28,8 @@ from ...wire.sampling import SamplingParams
 from .lab import RunnerBench
 from .results import CheckFailed, Report
 
+SLOT_WRITES = "adapters put into slots"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -93,7 +95,7 @@ class Watched:
 
     runner: DeviceModelRunner
     before: Callable[[ModelWorkerBatch], None] = lambda batch: None
-    how: Counter[str] = field(default_factory=Counter)
+    how: Counter[str] = field(default_factory=Counter)  # and SLOT_WRITES
 
     @property
     def loras(self) -> LoRAMemoryPool:
@@ -103,13 +105,12 @@ class Watched:
         self.before(batch)
         launched = self.runner.launch(batch)
         self.how[launched.how] += 1
+        self.how[SLOT_WRITES] += sum(lora_id > 0 for _, lora_id in batch.new_loras)
         return launched
 
 
-def serve(
-    bench: RunnerBench, mailbox: Mailbox, *, overlap: bool, watched: Watched | None = None
-) -> Counter[str]:
-    """All requests to their end; how the steps ran. Raises CheckFailed if one does not."""
+def serve(bench: RunnerBench, mailbox: Mailbox, watched: Watched, *, overlap: bool) -> None:
+    """All requests to their end. Raises CheckFailed if one does not come to it."""
     facts = bench.runner.facts
     limits = Limits(
         vocab_size=facts.vocab_size,
@@ -119,6 +120,4 @@ def serve(
         max_loras=facts.max_loras,
     )
     scheduler = Scheduler(bench.scheduling, limits, facts.num_pages)
-    watched = watched or Watched(bench.runner)
     event_loop(scheduler, watched, mailbox, mailbox, overlap=overlap)
-    return watched.how

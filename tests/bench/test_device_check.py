@@ -4,13 +4,14 @@ import json
 import math
 import threading
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tokenloom.bench import device_check
 from tokenloom.bench.device import check, equality, floors
-from tokenloom.bench.device.loop import Mailbox, Request
+from tokenloom.bench.device.loop import SLOT_WRITES, Mailbox, Request
 from tokenloom.bench.device.results import (
     CheckFailed,
     Figure,
@@ -120,6 +121,7 @@ def test_sections_fit_into_the_whole_and_are_asked_for_by_name() -> None:
     assert sum(seconds for _, seconds, _ in check.SECTIONS) <= check.TOTAL_SECONDS <= 360
     names = [name for name, *_ in check.SECTIONS]
     assert [one.name for one in check.sections(lab=None, only=["prefill", "decode"])] == [  # type: ignore[arg-type]
+        "environment",
         "decode",
         "prefill",
     ]
@@ -225,7 +227,7 @@ def test_differing_answers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         ids = {rid: [rid] for rid in rids}
         if bench == "eager":
             ids |= {rid: [0] for rid in differing}
-        return ids, {"graph 1": 3, "graph 2": 1}
+        return ids, Counter({"graph 1": 3, "graph 2": 1})
 
     monkeypatch.setattr(equality, "_answers", answers)
     monkeypatch.setattr(
@@ -250,14 +252,23 @@ def test_differing_answers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
                 equality.equality(FakeLab(), report)  # type: ignore[arg-type]
         else:
             equality.equality(FakeLab(), report)  # type: ignore[arg-type]
-        assert [one.value for one in report.figures] == [2, 1, 1 - count / 100, 1]
+        assert [one.value for one in report.figures] == [2, 0, 1, 1 - count / 100, 1]
 
 
 def test_a_graph_that_was_never_replayed_fails() -> None:
     sizes = EqualitySizes(most_rows=2, adapters=1)
-    how = dict.fromkeys(("graph 1", "graph 2", "graph 2 lora", "eager: mixed"), 1)
+    how = Counter(("graph 1", "graph 2", "graph 2 lora", "eager: mixed"))
     with pytest.raises(CheckFailed, match="graph 1 lora"):
-        equality._check_ladder(how, sizes, Report(10.0, Clock()))  # type: ignore[arg-type]
+        equality._check_coverage(how, sizes, Report(10.0, Clock()))
+
+
+def test_adapters_must_have_changed_places() -> None:
+    sizes = EqualitySizes(most_rows=1, adapters=3, slots=2)
+    how = Counter({"graph 1": 1, "graph 1 lora": 1, SLOT_WRITES: 2})
+    with pytest.raises(CheckFailed, match="slot of another"):
+        equality._check_coverage(how, sizes, Report(10.0, Clock()))
+    how[SLOT_WRITES] += 1
+    equality._check_coverage(how, sizes, Report(10.0, Clock()))
 
 
 def request(rid: int) -> Request:

@@ -21,7 +21,11 @@ import pytest
 os.environ["TRITON_INTERPRET"] = "1"
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels but for Linux
-    collect_ignore_glob = ["kernels/test_cuda_*.py", "kernels/test_kernel_resources.py"]
+    collect_ignore_glob = [
+        "bench/test_device_*.py",
+        "kernels/test_cuda_*.py",
+        "kernels/test_kernel_resources.py",
+    ]
 
 EXTENSION = "tokenloom.kernels.cpu._native"
 

@@ -82,6 +82,11 @@ class DeviceModelRunner:
         read = self._sample(batch, logits, layout)
         return DeviceStep(batch.step, choice.reason, read)
 
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        """Keys and values of all layers, for checks that write into pages that nobody holds."""
+        return [*self._state.k_cache, *self._state.v_cache]
+
     def _captured_layout(self, key: GraphKey) -> Layout:
         return decode_layout(key.size, self.facts.max_loras if key.lora else 0)
 

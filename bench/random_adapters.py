@@ -1,7 +1,7 @@
 """Adapters of random weights for the embedded model, in PEFT layout.
 
-Called by `lora_churn` and by the tests of whole servers. One seed and rank, one adapter: a version
-can be written again wherever it is needed.
+Called by `lora`, `lora_churn` and the tests of whole servers. One seed and rank, one adapter: a
+version can be written again wherever it is needed.
 """
 
 import json
@@ -13,10 +13,15 @@ from safetensors.torch import save_file
 _HIDDEN, _INTERMEDIATE, _KEYS, _LAYERS = 576, 1536, 192, 30  # SmolLM2-135M
 _SIZES = {  # outputs, inputs
     "self_attn.q_proj": (_HIDDEN, _HIDDEN),
+    "self_attn.k_proj": (_KEYS, _HIDDEN),
     "self_attn.v_proj": (_KEYS, _HIDDEN),
+    "self_attn.o_proj": (_HIDDEN, _HIDDEN),
     "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
+    "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
     "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
 }
+MODULES = tuple(_SIZES)  # all maps of a layer
+_SOME = ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj")
 
 
 def write_adapter(
@@ -24,11 +29,11 @@ def write_adapter(
     seed: int,
     rank: int = 4,
     *,
-    modules: tuple[str, ...] = (),
+    modules: tuple[str, ...] = _SOME,
     scale: float = 0.05,
 ) -> None:
-    """Its answers differ from the base model's within a few tokens. `modules`: only those."""
-    chosen = {name: _SIZES[name] for name in modules or _SIZES}
+    """Its answers differ from the base model's within a few tokens. `modules`: some of MODULES."""
+    chosen = {name: _SIZES[name] for name in modules}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -7,6 +7,7 @@ wrong by kind. Nothing is decided here about when or what to ask.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, Protocol
 
 import msgspec
@@ -155,10 +156,14 @@ class _StreamedAnswer:
 
 
 class SocketTarget:
-    """The socket door of a tokenloom server, through its own client."""
+    """The socket door of a tokenloom server, through its own client.
 
-    def __init__(self, client: AsyncClient) -> None:
+    Requests name the `adapters` in turn; None is the base model.
+    """
+
+    def __init__(self, client: AsyncClient, adapters: Sequence[str | None] = (None,)) -> None:
         self._client = client
+        self._adapters = cycle(adapters)
 
     async def ask(self, prompt: Sequence[int], record: Record) -> Reply:
         answer = self._client.generate(
@@ -166,6 +171,7 @@ class SocketTarget:
             max_new_tokens=record.asked_tokens,
             temperature=0.0,
             ignore_eos=True,
+            lora_path=next(self._adapters),
         )
         record.sent = time.perf_counter()
         try:

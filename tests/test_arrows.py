@@ -41,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
     # What decisions cost: it drives the scheduler core alone.
     "bench.random_adapters": set(),
     "bench.lora_churn": {"client", "bench.random_adapters"},
+    "bench.lora": {"client", "model_files", "bench", "bench.random_adapters"},
     "bench.kernel_resources": {"kernels"},
     # The one that runs everything that a GPU runs; its starter imports nothing.
     "bench.device": {
@@ -133,7 +134,7 @@ EXTERNAL: dict[str, set[str]] = {
     "orjson": {"tokenizer_proc", "model_files", "scheduler_proc.models"},
     "starlette": {"tokenizer_proc"},
     "uvicorn": {"tokenizer_proc"},
-    "uvloop": {"tokenizer_proc", "detokenizer_proc", "client", "bench"},
+    "uvloop": {"tokenizer_proc", "detokenizer_proc", "client", "bench", "bench.lora"},
 }
 
 MUST_BE_PURE = (

@@ -126,7 +126,7 @@ class Costs(msgspec.Struct):
         return median(ratios) if ratios else math.nan
 
     def load(self) -> dict[str, float]:
-        """Medians in ms; empty without loads. The whole is measured, no sum of the parts."""
+        """Medians in ms; empty without loads. That of the whole is no sum of the other two."""
         if not self.loads:
             return {}
         return {

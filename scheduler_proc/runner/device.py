@@ -4,6 +4,7 @@ The seam of the device path: CudaDevice is the only code that names streams and 
 everything above it on a stand-in that computes at once and replays a graph by calling its function.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -58,6 +59,7 @@ class CudaDevice:
         torch.cuda.set_device(index)
         self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._captures = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, size: int) -> torch.Tensor:
@@ -91,7 +93,11 @@ class CudaDevice:
         torch.cuda.current_stream().wait_stream(self._copies)
 
     def capture(self, run: Callable[[], torch.Tensor]) -> "CudaGraph":
-        return CudaGraph(run, self._pool, self._captures)
+        if not self._graphs:  # torch takes no graph into a pool whose graphs have all gone
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = CudaGraph(run, self._pool, self._captures)
+        self._graphs.add(graph)
+        return graph
 
     def free_bytes(self) -> int:
         """Of the device, with what torch keeps cached given back first."""
@@ -113,8 +119,7 @@ class CudaGraph:
 
     A workspace belongs to a stream and outlives every graph. So `run` goes first over the stream of
     the capture, and all captures over one: else each stream would keep a workspace (32 MiB of
-    cuBLAS), and one made within a capture would hold the graphs' pool when its last graph is gone,
-    from which torch captures no other.
+    cuBLAS), and one made within a capture would hold the graphs' memory when they are gone.
     """
 
     def __init__(

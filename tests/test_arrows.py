@@ -120,7 +120,7 @@ EXTERNAL: dict[str, set[str]] = {
     },
     "gguf": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "bench"},
     "tqdm": {"scheduler_proc.runner", "scheduler_proc.models", "bench", "bench.quality"},
-    "psutil": {"scheduler_proc", "scheduler_proc.runner", "bench"},
+    "psutil": {"scheduler_proc", "scheduler_proc.runner", "bench", "bench.device"},
     "huggingface_hub": {"model_files"},
     "tokenizers": {
         "model_files",

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 import torch
 
 from ...scheduler_proc.runner.device import CudaDevice
@@ -103,7 +104,11 @@ def alarm(
     """Ends the process with what is known by then: nothing less stops a kernel that hangs."""
 
     def end() -> None:
-        os._exit(conclude(course.cut_short(), machine, file))
+        status = conclude(course.cut_short(), machine, file)
+        for child in psutil.Process().children(recursive=True):  # a server holds the device
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

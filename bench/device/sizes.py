@@ -66,7 +66,7 @@ class KernelSizes:
     tokens: int = 33
     heads: tuple[tuple[int, int, int], ...] = ((32, 8, 128), (9, 3, 64), (7, 1, 80))
     contexts: tuple[int, ...] = (1, 17, 300, 4099)
-    extends: tuple[tuple[int, int], ...] = ((0, 3), (250, 7), (1000, 20))  # prefix, new
+    extends: tuple[tuple[int, int], ...] = ((0, 5), (250, 7), (600, 3))  # prefix, new
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     caches_of_8_bits: bool = True
     page_size: int = 16

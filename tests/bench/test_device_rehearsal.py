@@ -51,7 +51,16 @@ TINY = Sizes(
     server_loads=((1, 8, 4),),
     server_flags=("--device", "cpu", "--dtype", "float32", "--kv-tokens", "256"),
     equality=EqualitySizes(
-        CONFIG, requests=2, most_rows=2, prompt=6, answer=2, adapters=2, slots=1, rank=4, chunk=16
+        CONFIG,
+        requests=2,
+        most_rows=2,
+        prompt=6,
+        answer=2,
+        adapters=2,
+        slots=1,
+        rank=4,
+        page_size=4,
+        chunk=16,
     ),
     attention=AttentionSizes(2, 1, 16, 16, ((1, 20),), ((1, 6),), (1, 20)),
     kernels=KernelSizes(

@@ -16,7 +16,7 @@ from ...wire.config import SchedulingConfig
 from ...wire.messages import LoRARef
 from ...wire.sampling import SamplingParams
 from .lab import Adapters, Lab, RunnerBench, poison
-from .loop import SLOT_WRITES, Mailbox, Request, Watched, serve
+from .loop import SLOT_WRITES, WAITS, Mailbox, Request, Watched, serve
 from .results import CheckFailed, Report
 from .sizes import EqualitySizes
 from .steps import random_adapter
@@ -128,7 +128,7 @@ def _answers(
     for requests in groups:
         poison(bench.runner)
         mailbox = Mailbox(requests, names, at_once, report)
-        watched = Watched(bench.runner)
+        watched = Watched(bench)
         serve(bench, mailbox, watched, overlap=overlap)
         how += watched.how
         answers |= mailbox.answers
@@ -143,7 +143,8 @@ def _check_coverage(how: Counter[str], sizes: EqualitySizes, report: Report) -> 
     kinds = ("", " lora") if sizes.adapters else ("",)
     wanted = {f"graph {size}{kind}" for size in ladder(sizes.most_rows) for kind in kinds}
     report.add("graphs replayed", len(wanted & how.keys()), f"of {len(wanted)}")
-    report.add("adapters put into slots", how[SLOT_WRITES])
+    report.add(SLOT_WRITES, how[SLOT_WRITES])
+    report.add(WAITS, how[WAITS], aim=0, at_most=True)
     if sizes.slots < sizes.adapters and how[SLOT_WRITES] <= sizes.slots:
         raise CheckFailed("no adapter took the slot of another")
     if unused := wanted - how.keys():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ...scheduler_proc.core.intake import Limits
 from ...scheduler_proc.core.scheduler import Scheduler
 from ...scheduler_proc.event_loop import event_loop
-from ...scheduler_proc.runner.device_runner import DeviceModelRunner, DeviceStep
+from ...scheduler_proc.runner.device_runner import DeviceStep
 from ...scheduler_proc.runner.lora_pool import LoRAMemoryPool
 from ...scheduler_proc.worker_batch import ModelWorkerBatch
 from ...wire.messages import (
@@ -27,8 +27,10 @@ from ...wire.messages import (
 from ...wire.sampling import SamplingParams
 from .lab import RunnerBench
 from .results import CheckFailed, Report
+from .rig import waits_noted
 
 SLOT_WRITES = "adapters put into slots"
+WAITS = "launches that waited for the device"
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,20 @@ class Mailbox:
 class Watched:
     """A runner that notes how steps ran, and what a watcher makes of each."""
 
-    runner: DeviceModelRunner
+    bench: RunnerBench
     before: Callable[[ModelWorkerBatch], None] = lambda batch: None
-    how: Counter[str] = field(default_factory=Counter)  # and SLOT_WRITES
+    how: Counter[str] = field(default_factory=Counter)  # and SLOT_WRITES, WAITS
 
     @property
     def loras(self) -> LoRAMemoryPool:
-        return self.runner.loras
+        return self.bench.runner.loras
 
     def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
         self.before(batch)
-        launched = self.runner.launch(batch)
+        with waits_noted(self.bench.device.name) as waits:
+            launched = self.bench.runner.launch(batch)
         self.how[launched.how] += 1
+        self.how[WAITS] += bool(waits)
         self.how[SLOT_WRITES] += sum(lora_id > 0 for _, lora_id in batch.new_loras)
         return launched
 

@@ -45,7 +45,7 @@ def _measure(lab: Lab, bench: RunnerBench, name: str, report: Report, *, overlap
             full.append(batch.mode is ForwardMode.DECODE and len(batch.rows) == rows)
 
     bench.device.take_seconds()
-    watched = Watched(bench.runner, before=note)
+    watched = Watched(bench, before=note)
     serve(bench, Mailbox(requests, [], rows, report), watched, overlap=overlap)
     device, wall = _of_full_steps(bench, full)
     report.add(f"{name}: step", wall * 1e3, "ms", note=f"{device * 1e3:.3g} ms on the device")

@@ -4,8 +4,10 @@ Used by all sections. Nothing here waits but `seconds`. On a device that compute
 stand-in of the tests does, a mark is the time of the clock.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +45,24 @@ class CudaTimer:
     def seconds(self, start: Mark, end: Mark) -> float:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
+
+
+@contextlib.contextmanager
+def waits_noted(device: str) -> Iterator[list[str]]:
+    """Collects what in here waits for the device; torch tells that of CUDA devices alone."""
+    found: list[str] = []
+    if not device.startswith("cuda"):
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    found += [str(one.message) for one in caught if "synchronizing" in str(one.message)]
 
 
 @dataclass(frozen=True)

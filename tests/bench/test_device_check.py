@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import warnings
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -21,7 +22,7 @@ from tokenloom.bench.device.results import (
     as_text,
     missed,
 )
-from tokenloom.bench.device.rig import HostTimer, Rig
+from tokenloom.bench.device.rig import HostTimer, Rig, waits_noted
 from tokenloom.bench.device.sections import Course, Section
 from tokenloom.bench.device.sizes import EqualitySizes, Sizes
 from tokenloom.scheduler_proc.models.config import parse_spec
@@ -261,7 +262,7 @@ def test_differing_answers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
                 equality.equality(FakeLab(), report)  # type: ignore[arg-type]
         else:
             equality.equality(FakeLab(), report)  # type: ignore[arg-type]
-        assert [one.value for one in report.figures] == [2, 0, 1, 1 - count / 100, 1]
+        assert [one.value for one in report.figures] == [2, 0, 0, 1, 1 - count / 100, 1]
 
 
 def test_a_graph_that_was_never_replayed_fails() -> None:
@@ -317,6 +318,20 @@ def test_a_rig_divides_by_the_repeats() -> None:
 
     assert Rig(device=None, timer=Marks()).seconds(lambda: runs.append(0), 5) == 1.0  # type: ignore[arg-type]
     assert len(runs) == 6, "one warms up"
+
+
+def test_waits_of_a_launch_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[object] = []
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
+    with waits_noted("cuda:0") as found:
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert found == ["called a synchronizing CUDA operation"]
+    assert modes == ["warn", 0]
+    with waits_noted("cpu") as found:
+        pass
+    assert (found, modes) == ([], ["warn", 0])
 
 
 def wheel(folder: Path, name: str) -> None:

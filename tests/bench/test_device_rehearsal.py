@@ -142,7 +142,7 @@ def test_other_attention_is_not_begun_without_time(lab: Lab) -> None:
 
 def test_answers_are_equal(lab: Lab, report: Report) -> None:
     equality.equality(lab, report)
-    assert [one.value for one in report.figures] == [4.0, 3.0, 1.0, 1.0, 1.0]
+    assert [one.value for one in report.figures] == [4.0, 3.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_steps(lab: Lab, report: Report) -> None:

@@ -78,9 +78,12 @@ TINY = Sizes(
 
 @pytest.fixture(scope="module", name="lab")
 def _lab() -> Iterator[Lab]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products this small would wait for threads longer than they take
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "on_triton", lambda x: True)
         yield Lab(Rig(FakeDevice(free=1 << 26), HostTimer()), TINY, 1e9, 1e9)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from sim.situations import Situations
 
 from tokenloom.bench.simulation.driver import Driver
 from tokenloom.scheduler_proc.core.req import Req, ReqState
+from tokenloom.scheduler_proc.core.scheduler import MAX_LAUNCHED
 from tokenloom.scheduler_proc.worker_batch import ModelWorkerBatch
 from tokenloom.wire.messages import (
     LoadLoRAReq,
@@ -173,7 +174,7 @@ class Adapters:
         self._check_lacks()
 
     def _check_lacks(self) -> None:
-        """A turn is as long as patience, and then a whole answer, or two where steps are shared.
+        """A turn is as long as patience, and then one request, and what is in flight.
 
         Where a slot is free and kept, its owner lacks something else: that is no wait for a turn.
         """
@@ -186,7 +187,7 @@ class Adapters:
         short = loras.shortages > self._shortages
         short = short and not any(loras._is_unused(slot + 1) for slot in range(loras.num_slots))
         self._shortages = loras.shortages
-        turn = loras.patience + 2 * self._core._limits.context_length
+        turn = loras.patience + self._core._limits.context_length + MAX_LAUNCHED
         for lora_id, lack in self._lacks.items():
             lack.steps += short
             assert lack.steps <= loras.patience + lack.turns * turn, f"I8: {lora_id} starves"

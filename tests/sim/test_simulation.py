@@ -207,7 +207,7 @@ def test_a_bug_made_by_hand_is_found_and_its_history_short(
 ) -> None:
     bug(monkeypatch)
     with pytest.raises(Failure) as found:
-        run("a", 100_000)
+        run("c", 100_000)
     events = found.value.history.events
     assert len(events) < 100
     assert sum(event[0] not in ("launch", "land") for event in events) < 12

@@ -48,7 +48,7 @@ class Clients:
         self._adapters, self._names = adapters, "abcdefghijkl"[:adapters]
         self._adapted, self._loads, self._unloads = 0.9, 0.002, 0.002
         self._crowd, self._burst = max(24, self._crowd), 0.1
-        self._popular = self._random.choice((0.0, 0.5, 0.9))
+        self._popular = self._random.choice((0.0, 0.8, 0.95))
 
     def round(self) -> list[Event]:
         """The events of one step, drawn as they are applied by the caller, one list at a time."""

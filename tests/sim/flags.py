@@ -67,14 +67,14 @@ def _crowd_adapters(random: Random, setup: Setup) -> None:
     scheduling = setup["scheduling"]
     for name in _END_WAITING:
         scheduling.pop(name, None)
-    scheduling["max_running_requests"] = random.choice((2, 3, 4, 8))
+    scheduling["max_running_requests"] = random.choice((3, 4, 8))
     if not scheduling["disable_radix_cache"]:
         scheduling["schedule_policy"] = random.choice(CHOICES["schedule_policy"])
     setup["context"] = random.choice((16, 24, 40))
     setup["pool_pages"] = random.choice((2, 4, 8)) * setup["context"] // scheduling["page_size"]
     setup["adapters"] = random.choice((3, 6, 12))
     setup["lora_slots"] = random.choice((1, 1, 2))
-    setup["patience"] = random.choice((1, 4, 16, PATIENCE))
+    setup["patience"] = random.choice((1, 1, 4, 16, PATIENCE))
 
 
 def _faults(random: Random) -> dict[str, int] | None:

@@ -97,7 +97,8 @@ def adapted(oracle: Oracle, root: Path) -> PeftModel:
 
 def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> None:
     """Four kinds in one step, three ranks; the prefix is the same for all four."""
-    asks = crowd(2)
+    prompts = 2
+    asks = crowd(prompts)
     with running_server("--dtype", DTYPE, "--kv-tokens", "4096", *flags(root)) as server:
         said = together(server, asks, 8)
         server.wait_until_idle()
@@ -110,7 +111,7 @@ def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> 
             judge.set_adapter(name)
             behind = margins(judge, prompt, ids)
         assert behind.max() < NEAR_TIE, (name, prompt[:3])
-    assert len({tuple(ids) for ids in said}) > len(RANKS), "adapters change answers"
+    assert len({tuple(ids) for ids in said}) > prompts, "adapters change answers"
 
 
 def test_answers_out_of_a_crowd_equal_those_alone(packed: Server) -> None:

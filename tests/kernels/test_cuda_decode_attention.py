@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from support.paged_case import K_SCALE, V_SCALE, PagedCase, make_case, spread_over
+from support.paged_case import E5M2, K_SCALE, SHAPES, V_SCALE, PagedCase, make_case, spread_over
 
 from tokenloom.kernels.cuda import decode_attention as op
 from tokenloom.kernels.cuda.decode_attention import DecodeScratch, decode_attention
-
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def decodes(*lengths: int) -> list[tuple[int, int]]:
@@ -47,19 +45,7 @@ def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "TILE_BYTES", 1)
 
 
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "page_size", "dtype", "cache"),
-    [
-        ((1, 1), 64, 16, torch.float32, torch.float32),
-        ((4, 2), 128, 16, torch.float16, torch.float16),
-        ((3, 1), 80, 3, torch.float32, torch.float32),
-        ((4, 1), 96, 1, torch.float16, torch.float16),
-        ((5, 1), 256, 16, torch.bfloat16, torch.bfloat16),
-        ((6, 1), 64, 16, torch.bfloat16, E4M3),
-        ((7, 1), 128, 3, torch.float32, E5M2),
-        ((8, 1), 80, 16, torch.float16, E4M3),
-    ],
-)
+@pytest.mark.parametrize(("heads", "head_dim", "page_size", "dtype", "cache"), SHAPES)
 def test_equals_reference(
     heads: tuple[int, int],
     head_dim: int,

@@ -3,12 +3,10 @@
 import pytest
 import torch
 import triton.language as tl
-from support.paged_case import K_SCALE, V_SCALE, PagedCase, make_case, spread_over
+from support.paged_case import E5M2, K_SCALE, SHAPES, V_SCALE, PagedCase, make_case, spread_over
 
 from tokenloom.kernels.cuda import extend_attention as op
 from tokenloom.kernels.cuda.extend_attention import extend_attention
-
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def run(case: PagedCase) -> torch.Tensor:
@@ -36,19 +34,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "_tiles", lambda *_: (16, 16, 4, 2))
 
 
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "page_size", "dtype", "cache"),
-    [
-        ((1, 1), 64, 16, torch.float32, torch.float32),
-        ((4, 2), 128, 16, torch.float16, torch.float16),
-        ((3, 1), 80, 3, torch.float32, torch.float32),
-        ((4, 1), 96, 1, torch.float16, torch.float16),
-        ((5, 1), 256, 16, torch.bfloat16, torch.bfloat16),
-        ((6, 1), 64, 16, torch.bfloat16, E4M3),
-        ((7, 1), 128, 3, torch.float32, E5M2),
-        ((8, 1), 80, 16, torch.float16, E4M3),
-    ],
-)
+@pytest.mark.parametrize(("heads", "head_dim", "page_size", "dtype", "cache"), SHAPES)
 def test_equals_reference(
     heads: tuple[int, int],
     head_dim: int,

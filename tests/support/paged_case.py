@@ -13,6 +13,18 @@ from tokenloom.kernels.paged_attention import paged_attention_reference
 
 # What rounding of the output and, in float16, of the weights costs; values are about 1.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# (query heads, KV heads), head size, page size, types of the queries and of the cache
+SHAPES = [
+    ((1, 1), 64, 16, torch.float32, torch.float32),
+    ((4, 2), 128, 16, torch.float16, torch.float16),
+    ((3, 1), 80, 3, torch.float32, torch.float32),
+    ((4, 1), 96, 1, torch.float16, torch.float16),
+    ((5, 1), 256, 16, torch.bfloat16, torch.bfloat16),
+    ((6, 1), 64, 16, torch.bfloat16, E4M3),
+    ((7, 1), 128, 3, torch.float32, E5M2),
+    ((8, 1), 80, 16, torch.float16, E4M3),
+]
 K_SCALE, V_SCALE = 0.5, 2.0
 
 

@@ -24,13 +24,13 @@ class StepLog:
     def after(self, batch: ModelWorkerBatch, how: str) -> None:
         """Call once per step, after its result has been processed. `how` the runner ran it."""
         if batch.mode is not ForwardMode.DECODE:
-            self._log_prefill(batch)
+            self._log_prefill(batch, how)
         if batch.num_decodes:
             self._decode_steps += 1
             if self._decode_steps % DECODE_INTERVAL == 0:
                 self._log_decode(how)
 
-    def _log_prefill(self, batch: ModelWorkerBatch) -> None:
+    def _log_prefill(self, batch: ModelWorkerBatch, how: str) -> None:
         opened = {entry.row for entry in batch.opened}
         cached = sum(
             prefix
@@ -43,7 +43,7 @@ class StepLog:
         log.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
             "#running-req: %d, #queue-req: %d, input throughput (token/s): %.2f, "
-            "cache hit rate: %.2f, #evicted-page: %d, #tree-node: %d, #tree-page: %d",
+            "cache hit rate: %.2f, #evicted-page: %d, #tree-node: %d, #tree-page: %d%s",
             len(opened),
             new_tokens,
             cached,
@@ -55,6 +55,7 @@ class StepLog:
             stats.evicted_pages_total,
             stats.tree_nodes,
             stats.tree_pages,
+            how and f", {how}",
         )
         self._prefill_since = now
 

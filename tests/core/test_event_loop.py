@@ -237,12 +237,14 @@ def test_the_lines_that_users_tune_by(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_a_decode_line_says_how_the_step_ran(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_how_its_step_ran(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     bench, script = Bench(), Script([request(1)], [DrainReq()])
     event_loop(bench.scheduler, Watched(bench, script), script, Sent())
     (line,) = [line for line in caplog.messages if line.startswith("Decode batch")]
     assert line.endswith("#retracted-req: 0, eager: graphs are off,")
+    (line,) = [line for line in caplog.messages if line.startswith("Prefill batch")]
+    assert line.endswith("#tree-page: 0, eager: graphs are off")
 
 
 def finishes(sent: Sent) -> dict[int, tuple[int, int]]:

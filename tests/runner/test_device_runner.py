@@ -5,6 +5,7 @@ what was captured: the numbers of a step that a graph bakes in would show.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from runner.fake_device import FakeDevice
 from support.interpreted import as_if_on_device
 from support.peft_adapters import EVERY_MODULE, save_adapter
 
+from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.scheduler_proc.event_loop import event_loop
@@ -213,3 +215,44 @@ def test_adapters_come_and_go_between_replays(
     runner = on_device(model, device, MAX_LORAS)
     assert serve(runner, turns(), overlap=True, adapters=refs) == expected
     assert sum(graph.replays for graph in device.graphs) > 2
+
+
+class Shrinking(FakeDevice):
+    """Tells what is free from a list, in the order in which the start asks."""
+
+    def __init__(self, *free: int, peak: int) -> None:
+        super().__init__()
+        self._free, self._peak = list(free), peak
+
+    def free_bytes(self) -> int:
+        return self._free.pop(0)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        run()
+        return self._peak
+
+
+BYTES_PER_TOKEN = 2 * 2 * 16 * 4  # keys and values of two heads in one layer, float32
+
+
+def test_the_pool_takes_what_the_largest_step_and_all_graphs_leave(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three graphs are measured: the first brings what they share, the third is like the
+    second.
+    """
+    as_if_on_device(monkeypatch)
+    device = Shrinking(100_000, 70_000, 65_000, 100_000, peak=20_000)
+    runner = on_device(model, device, kv_tokens=None)
+    left = 100_000 - 20_000 - (30_000 + 2 * 5_000)
+    expected = int(left * 0.9) // BYTES_PER_TOKEN // SCHEDULING.page_size * SCHEDULING.page_size
+    assert runner.facts.max_total_tokens == expected
+
+
+def test_a_device_without_room_beside_its_graphs_is_refused(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if_on_device(monkeypatch)
+    device = Shrinking(60_000, 30_000, 25_000, 60_000, peak=20_000)
+    with pytest.raises(ModelError, match="--kv-tokens"):
+        on_device(model, device, kv_tokens=None)

@@ -111,6 +111,11 @@ class DeviceBatch:
     columns: StepColumns
     layout: Layout
 
+    @staticmethod
+    def of(state: DeviceState, buffer: torch.Tensor, layout: Layout) -> "DeviceBatch":
+        """The step whose columns lie in buffer [>= layout.size] int32."""
+        return DeviceBatch(state, StepColumns.of(buffer, layout), layout)
+
     @property
     def positions(self) -> torch.Tensor:
         return self.columns.positions

@@ -18,13 +18,13 @@ from ..models.llama import LlamaForCausalLM
 from .cuda_graph import CudaGraphRunner, GraphKey, ladder
 from .device import Device
 from .device_lora import DeviceLoRASlots
-from .device_runner import DeviceModelRunner, largest_layout
+from .device_runner import DeviceModelRunner, captured_layout, largest_layout
 from .device_sampler import DeviceSampler
 from .facts import RunnerFacts
 from .kv_pool import KVShape
 from .lora_pool import AdapterReader, LoRAMemoryPool
 from .memory import DEVICE_FRACTION, PoolNeeds, size_kv_pool
-from .step_columns import NO_ROW, decode_layout
+from .step_columns import NO_ROW
 
 log = logging.getLogger(__name__)
 
@@ -191,25 +191,21 @@ class _Builder:
     def _pad_columns(self, key: GraphKey) -> None:
         """A step of nothing but padding, for the runs before a capture."""
         self._columns.zero_()
-        columns = StepColumns.of(self._columns, self._layout(key))
+        columns = StepColumns.of(self._columns, captured_layout(key, self._facts.max_loras))
         columns.token_rows.fill_(NO_ROW)
         columns.rows.fill_(self._facts.max_running_requests)
         columns.extend_lens.fill_(1)
         columns.context_lens.fill_(1)
         columns.sample_rows.fill_(NO_ROW)
 
-    def _layout(self, key: GraphKey) -> Layout:
-        return decode_layout(key.size, self._facts.max_loras if key.lora else 0)
-
     def _forward_captured(self, key: GraphKey) -> torch.Tensor:
         """Logits of all captured steps go to one place: one of them is replayed at a time."""
         out = self._logits[: key.size]
-        out.copy_(self._forward(self._layout(key)))
+        out.copy_(self._forward(captured_layout(key, self._facts.max_loras)))
         return out
 
     def _forward(self, layout: Layout) -> torch.Tensor:
-        batch = DeviceBatch(self._state, StepColumns.of(self._columns, layout), layout)
-        return self._source.model.forward(batch)
+        return self._source.model.forward(DeviceBatch.of(self._state, self._columns, layout))
 
 
 def _pieces(total: int, longest: int, most: int) -> Iterator[int]:

@@ -6,7 +6,6 @@ inputs are the tokens that the step before left there, and what was sampled come
 steps that follow. No policy enters.
 """
 
-import logging
 from collections import deque
 from dataclasses import dataclass
 
@@ -27,8 +26,6 @@ from .facts import RunnerFacts
 from .kv_pool import SlotTable
 from .lora_pool import LoRAMemoryPool
 from .step_columns import StepPlan, decode_layout
-
-log = logging.getLogger(__name__)
 
 HOST_BUFFERS = 3  # two steps in flight, one being written
 
@@ -76,10 +73,12 @@ class DeviceModelRunner:
         self._write_adapters(batch.new_loras)
         choice = self._graphs.choose(batch)
         plan = StepPlan(batch, self.facts.max_loras)
-        layout = plan.layout if choice.key is None else self._captured_layout(choice.key)
+        key = choice.key
+        layout = plan.layout if key is None else captured_layout(key, self.facts.max_loras)
         self._bring(plan, layout)
-        logits = self._forward(layout) if choice.key is None else self._graphs.replay(choice.key)
-        read = self._sample(batch, logits, layout)
+        inputs = DeviceBatch.of(self._state, self._columns, layout)
+        logits = self._model.forward(inputs) if key is None else self._graphs.replay(key)
+        read = self._sample(batch, logits, inputs.columns.sample_rows)
         return DeviceStep(batch.step, choice.reason, read)
 
     @property
@@ -87,19 +86,13 @@ class DeviceModelRunner:
         """Keys and values of all layers, for checks that write into pages that nobody holds."""
         return [*self._state.k_cache, *self._state.v_cache]
 
-    def _captured_layout(self, key: GraphKey) -> Layout:
-        return decode_layout(key.size, self.facts.max_loras if key.lora else 0)
-
-    def _forward(self, layout: Layout) -> torch.Tensor:
-        columns = StepColumns.of(self._columns, layout)
-        return self._model.forward(DeviceBatch(self._state, columns, layout))
-
-    def _sample(self, batch: ModelWorkerBatch, logits: torch.Tensor, layout: Layout) -> Read:
+    def _sample(
+        self, batch: ModelWorkerBatch, logits: torch.Tensor, sample_rows: torch.Tensor
+    ) -> Read:
         rows = [row for row, samples in zip(batch.rows, batch.samples, strict=True) if samples]
         if not rows:
             return lambda: torch.empty(0, dtype=torch.int32)
-        columns = StepColumns.of(self._columns, layout)
-        ids = self._sampler.sample(logits, columns.sample_rows, self._sampler.needs(rows))
+        ids = self._sampler.sample(logits, sample_rows, self._sampler.needs(rows))
         return self._device.download(ids[: len(rows)])
 
     def _bring(self, plan: StepPlan, layout: Layout) -> None:
@@ -147,6 +140,10 @@ class DeviceModelRunner:
 class _HostBuffer:
     numbers: torch.Tensor
     wait: Wait = lambda: None  # until the device has read it
+
+
+def captured_layout(key: GraphKey, max_loras: int) -> Layout:
+    return decode_layout(key.size, max_loras if key.lora else 0)
 
 
 def largest_layout(facts: RunnerFacts, scheduling: SchedulingConfig) -> Layout:

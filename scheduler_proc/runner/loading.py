@@ -172,19 +172,11 @@ def _on_cuda(
     if source.kv_dtype in _FP8.values() and torch.cuda.get_device_capability() < (8, 9):
         raise ModelError("--kv-cache-dtype fp8 needs a device of compute capability 8.9 or later")
     device = CudaDevice(source.shard.rank)
-    model = load_model(
-        source.path,
-        dtype=_FLOATS[source.mode],
-        device=device.name,
-        load_format=source.config.load_format,
-        context_length=source.config.context_length,
-        shard=source.shard,
-    )
-    spec = model.spec
+    model, spec = _load_float(source, device.name)
     loaded = DeviceSource(
         model=model,
         kv_dtype=source.kv_dtype,
-        vocab_size=min(spec.vocab_size, tokenizer_size(source.path)),
+        vocab_size=_known_ids(source, spec),
         dtype_name=source.mode,
         read_adapter=lambda path: staged(
             load_adapter(path, spec, [path], source.max_lora_rank), model.dtype, pinned=True
@@ -197,8 +189,8 @@ def _on_cuda(
 
 def _load(source: _Source) -> LoadedModel:
     model: LlamaForCausalLM | PackedLlama
-    model, spec = _load_float(source) if source.mode in _FLOATS else _load_packed(source)
     packed = source.mode not in _FLOATS
+    model, spec = _load_packed(source) if packed else _load_float(source, "cpu")
     return LoadedModel(
         model=model,
         kv_shape=KVShape(
@@ -208,8 +200,7 @@ def _load(source: _Source) -> LoadedModel:
             source.kv_dtype,
         ),
         context_length=spec.context_length,
-        # embeddings are often padded to a round number beyond what the tokenizer knows
-        vocab_size=min(spec.vocab_size, tokenizer_size(source.path)),
+        vocab_size=_known_ids(source, spec),
         dtype_name=source.mode,
         # the front has resolved and allowed the path
         read_adapter=lambda path: model.resident(
@@ -219,11 +210,16 @@ def _load(source: _Source) -> LoadedModel:
     )
 
 
-def _load_float(source: _Source) -> tuple[LlamaForCausalLM, ModelSpec]:
+def _known_ids(source: _Source, spec: ModelSpec) -> int:
+    """Embeddings are often padded to a round number beyond what the tokenizer knows."""
+    return min(spec.vocab_size, tokenizer_size(source.path))
+
+
+def _load_float(source: _Source, device: str) -> tuple[LlamaForCausalLM, ModelSpec]:
     model = load_model(
         source.path,
         dtype=_FLOATS[source.mode],
-        device="cpu",
+        device=device,
         load_format=source.config.load_format,
         context_length=source.config.context_length,
         shard=source.shard,

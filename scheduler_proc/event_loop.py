@@ -15,7 +15,7 @@ from ..wire.kv_events import KVEvent
 from ..wire.messages import LoRALoaded, ToDetokenizer, ToScheduler
 from .core.scheduler import MAX_LAUNCHED, Scheduler
 from .step_log import StepLog
-from .worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch
+from .worker_batch import LaunchedStep, LoRAOrders, ModelWorkerBatch
 
 IDLE_CHECK_MS = 1000  # so long without work, and the pool's books are audited
 STALLED_MS = 10  # nap while nothing can be computed, but a time limit or a load may end
@@ -40,20 +40,11 @@ class Adapters(Protocol):
     def take_loaded(self) -> list[LoRALoaded]: ...
 
 
-class Launched(Protocol):
-    @property
-    def how(self) -> str: ...
-
-    def result(self) -> BatchResult:
-        """Blocks until the step has been computed."""
-        ...
-
-
 class Runner(Protocol):
     @property
     def loras(self) -> Adapters: ...
 
-    def launch(self, batch: ModelWorkerBatch) -> Launched: ...
+    def launch(self, batch: ModelWorkerBatch) -> LaunchedStep: ...
 
 
 class KVEvents(Protocol):
@@ -72,7 +63,7 @@ def event_loop(
 ) -> None:
     """Serves until the scheduler has drained."""
     step_log = StepLog(scheduler)
-    in_flight: deque[tuple[ModelWorkerBatch, Launched]] = deque()
+    in_flight: deque[tuple[ModelWorkerBatch, LaunchedStep]] = deque()
     most = MAX_LAUNCHED if overlap else 1
     stalled = False
     while not scheduler.drained:

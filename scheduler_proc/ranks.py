@@ -18,8 +18,8 @@ from ..wire.channel import check_ipc_path
 from ..wire.child import ChildLife
 from ..wire.config import SchedulerConfig
 from . import batch_codec
-from .event_loop import Adapters, Launched, Runner
-from .worker_batch import ModelWorkerBatch
+from .event_loop import Adapters, Runner
+from .worker_batch import LaunchedStep, ModelWorkerBatch
 
 # As the launcher starts its children.
 COMMAND = (sys.executable, "-P", "-m", "tokenloom.scheduler_proc.rank")
@@ -83,7 +83,7 @@ class _LeadRunner:
     def loras(self) -> Adapters:
         return self._runner.loras
 
-    def launch(self, batch: ModelWorkerBatch) -> Launched:
+    def launch(self, batch: ModelWorkerBatch) -> LaunchedStep:
         frame = batch_codec.encode(batch)
         for socket in self._sockets:
             socket.send(frame, zmq.DONTWAIT)

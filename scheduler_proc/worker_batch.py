@@ -9,6 +9,7 @@ Steps are computed in the order of their launches, of which two may await that c
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from ..wire.messages import LoRARef
 from ..wire.sampling import SamplingParams
@@ -75,3 +76,14 @@ class BatchResult:
 
     step: int
     next_ids: list[int]
+
+
+class LaunchedStep(Protocol):
+    @property
+    def how(self) -> str:
+        """It runs, for the log; empty where there is one way."""
+        ...
+
+    def result(self) -> BatchResult:
+        """Blocks until the step has been computed."""
+        ...

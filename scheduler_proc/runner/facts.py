@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..worker_batch import BatchResult, ModelWorkerBatch
+from ..worker_batch import LaunchedStep, ModelWorkerBatch
 from .lora_pool import LoRAMemoryPool
 
 
@@ -18,17 +18,6 @@ class RunnerFacts:
     max_running_requests: int
     max_loras: int
     on_device: bool  # steps are computed elsewhere, and the next one can be planned meanwhile
-
-
-class LaunchedStep(Protocol):
-    @property
-    def how(self) -> str:
-        """It runs, for the log; empty where there is one way."""
-        ...
-
-    def result(self) -> BatchResult:
-        """Blocks until the step has been computed."""
-        ...
 
 
 class Runner(Protocol):

@@ -174,13 +174,10 @@ class LoRASlots:
         self._wishes.setdefault(lora_id, self.shortages)
         return True
 
-    def end_planning(self, *, idle: bool) -> None:
-        """`idle`: nobody runs, so nobody will leave a slot: those kept may block all who wait."""
+    def end_planning(self) -> None:
+        """Every request that could start has started; slots are kept for those who lack one."""
         self.shortages += self._short
         self._short = False
-        if idle:
-            self._kept.clear()
-            return
         for lora_id, since in self._wishes.items():
             if self.shortages - since < self.patience:
                 break

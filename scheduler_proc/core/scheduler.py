@@ -268,7 +268,7 @@ class Scheduler:
         if self._chunked is not None:
             extending.append(self._chunked)
         candidates = self._waiting.candidates(
-            self._computed_tokens, extending, self._loras.lacks_slot
+            self._computed_tokens, extending, self._loras.lacks_slot, to_the_end=not self._running
         )
         while not adder.was_cut and (self._kv.rows.available or threshold is not None):
             req = None if self._settle_first else next(candidates, None)
@@ -278,7 +278,7 @@ class Scheduler:
                 self._admit(req)
             else:
                 threshold = None  # only the head preempts; behind it, what fits may start
-        self._loras.end_planning(idle=not self._running)
+        self._loras.end_planning()
 
     def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""

@@ -19,7 +19,7 @@ from .radix_cache import Match
 from .req import Req
 from .schedule_policy import MATCH_POLICIES, Order, make_order
 
-_MAX_PASSED_OVER = 256  # in a step; a pass costs no more, however many wait for one thing
+_MAX_PASSED_OVER = 256  # in a step; a pass costs no more, however many wait for what others have
 _by_arrival = attrgetter("arrival")
 LacksSlot = Callable[[int], bool]  # of a lora_id: no request of it can start in this step
 
@@ -170,13 +170,14 @@ class WaitingQueue:
     # -- who goes next
 
     def candidates(
-        self, now: int, extending: Iterable[Req], lacks_slot: LacksSlot
+        self, now: int, extending: Iterable[Req], lacks_slot: LacksSlot, *, to_the_end: bool = False
     ) -> Iterator[Req]:
         """Requests that may start, best first; ends where the pool is to be held for one of them.
 
         The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
         for the next one. `extending`: of whose prompts this step or a launched one computes a
-        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix.
+        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix;
+        so many in a step, or `to_the_end` where nobody runs: one of those behind them has to.
         """
         self._refresh()
         settings = self._settings
@@ -191,7 +192,7 @@ class WaitingQueue:
             urgent = req.retractions > 0 or self._lines[self._line_name(req)].is_overdue(req)
             if lacks_slot(req.lora_id) or (not urgent and leaders.include(req)):
                 passed_over += 1
-                if passed_over == _MAX_PASSED_OVER:
+                if passed_over == _MAX_PASSED_OVER and not to_the_end:
                     return
                 continue
             yield req

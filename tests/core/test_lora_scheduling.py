@@ -3,6 +3,7 @@
 import pytest
 from support.scheduling import Bench, prompt
 
+from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
 from tokenloom.wire.messages import (
     AbortReq,
@@ -100,6 +101,43 @@ def test_a_starving_adapter_gets_its_turn() -> None:
     assert PATIENCE <= step <= PATIENCE + 12  # the answers that ran when it ended have 10 tokens
     bench.run()
     bench.assert_right()
+
+
+def test_a_slot_stays_kept_when_its_next_owner_is_failed_by_the_pool() -> None:
+    """Nobody else has another turn before it: its request tries again, or has failed too often."""
+    faults = Faults()
+    bench = bench_with(2, max_loras=1, schedule_policy="priority", faults=faults)
+    holds, waits = until_a_slot_is_kept(bench)
+    rival = bench.submit(prompt(4, 3), 8, priority=1, lora_id=1)
+    while holds not in bench.finishes:
+        bench.step()
+    faults.fail_allocation_every = 1
+    for _ in range(2):
+        bench.step()
+        assert bench.running() == set()
+    faults.fail_allocation_every = 0
+    bench.run()
+    assert bench.starts == [holds, waits, rival]
+    bench.assert_right()
+
+
+def test_the_next_owner_of_a_kept_slot_is_found_behind_any_number_of_others() -> None:
+    """A step looks at so many only; where nobody runs it looks at all, or nothing would move."""
+    bench = bench_with(2, max_loras=1, schedule_policy="priority")
+    holds, waits = until_a_slot_is_kept(bench)
+    rivals = [bench.submit(prompt(4, 3), 1, priority=1, lora_id=1) for _ in range(300)]
+    bench.run()
+    assert bench.starts == [holds, waits, *rivals]
+
+
+def until_a_slot_is_kept(bench: Bench) -> tuple[int, int]:
+    """Who runs with the only slot, and who waits for it: it is kept for the latter's adapter."""
+    holds = bench.submit(prompt(4, 1), PATIENCE + 5, lora_id=1, ignore_eos=True)
+    bench.step()
+    waits = bench.submit(prompt(4, 2), 8, lora_id=2)
+    for _ in range(PATIENCE):
+        bench.step()
+    return holds, waits
 
 
 def test_an_unload_waits_for_requests_that_wait_run_or_are_retracted() -> None:

@@ -127,7 +127,7 @@ def test_a_starving_adapter_drains_the_least_used_one() -> None:
         assert slots.may_run(1)
         assert slots.may_run(2)
         assert slots.lacks_slot(3)
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert slots.may_run(1)
     assert not slots.may_run(2)  # nobody joins it any more
     assert not slots.may_run(3)
@@ -147,7 +147,7 @@ def test_a_wish_dies_with_its_requests() -> None:
     slots.accept(2)
     for _ in range(PATIENCE):
         assert slots.lacks_slot(2)
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert not slots.may_run(1)
     slots.leave(2)
     assert slots.may_run(1)
@@ -155,7 +155,7 @@ def test_a_wish_dies_with_its_requests() -> None:
     for _ in range(PATIENCE):
         assert slots.may_run(1)  # it waits from the beginning again
         assert slots.lacks_slot(2)
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert not slots.may_run(1)
 
 
@@ -168,7 +168,7 @@ def test_an_adapter_whose_slot_is_kept_for_another_asks_for_no_second_one() -> N
     for _ in range(3 * PATIENCE):
         slots.lacks_slot(1)
         assert slots.lacks_slot(3)
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert not slots.may_run(1)
     assert slots.may_run(2)
 
@@ -180,11 +180,11 @@ def test_steps_without_a_shortage_try_nobody_s_patience() -> None:
     slots.accept(2)
     assert slots.lacks_slot(2)
     for _ in range(2 * PATIENCE):
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert slots.may_run(1)
     for _ in range(PATIENCE):
         assert slots.lacks_slot(2)
-        slots.end_planning(idle=False)
+        slots.end_planning()
     assert not slots.may_run(1)
 
 
@@ -201,7 +201,7 @@ def short_steps(slots: LoRASlots, steps: int, *lora_ids: int) -> None:
     for _ in range(steps):
         for lora_id in lora_ids:
             assert slots.lacks_slot(lora_id)
-        slots.end_planning(idle=False)
+        slots.end_planning()
 
 
 def test_slots_are_kept_in_the_order_in_which_adapters_began_to_wait() -> None:
@@ -215,7 +215,7 @@ def test_slots_are_kept_in_the_order_in_which_adapters_began_to_wait() -> None:
     short_steps(slots, PATIENCE, 2)
     present, waiting = 1, [3, 4, 2]
     while waiting:
-        slots.end_planning(idle=False)
+        slots.end_planning()
         end(slots, present)
         assert [lora_id for lora_id in sorted(waiting) if slots.may_run(lora_id)] == waiting[:1]
         present = waiting.pop(0)
@@ -337,7 +337,7 @@ class SlotsUnderUse(RuleBasedStateMachine):
                 self.slots.admit(lora_id)
                 self.waiting.remove(lora_id)
                 self.running.append(lora_id)
-        self.slots.end_planning(idle=False)
+        self.slots.end_planning()
         self.check_wishes()
 
     def check_wishes(self) -> None:

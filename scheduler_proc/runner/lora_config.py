@@ -2,14 +2,15 @@
 
 Called by the adapter loader. The rules of matching are those of peft 0.21, which tests hold beside
 it. Whatever a config asks for and the models do not compute is refused by name. No tensors.
+Patterns are matched by `regex`, as `re` does it but within a time: a file must not stop the server.
 """
 
 import math
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import regex
 
 from ...model_files.errors import AdapterError
 
@@ -31,6 +32,7 @@ _INERT = {
 # The other initialisations change the base model's weights as well.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 _ALL_LINEAR = "all-linear"
+_MATCH_SECONDS = 0.1  # for one pattern and name: some 1000 times what a sane one takes
 Value = TypeVar("Value", int, float)
 
 
@@ -56,7 +58,7 @@ class PeftConfig(msgspec.Struct, frozen=True):
             return name in asked or (_ends_with(name, asked) and self._in_layers(name))
         if asked.lower() == _ALL_LINEAR:
             return name not in ("lm_head", "model.embed_tokens")
-        return re.fullmatch(asked, name) is not None
+        return _match(asked, name, whole=True) is not None
 
     def rank(self, name: str) -> int:
         return _look_up(self.rank_pattern, name, self.r)
@@ -72,7 +74,7 @@ class PeftConfig(msgspec.Struct, frozen=True):
         if not asked:
             return False
         if isinstance(asked, str):
-            return re.fullmatch(asked, name) is not None
+            return _match(asked, name, whole=True) is not None
         return name in asked or _ends_with(name, asked)
 
     def _in_layers(self, name: str) -> bool:
@@ -86,11 +88,11 @@ class PeftConfig(msgspec.Struct, frozen=True):
     def _layer(self, name: str) -> int | None:
         """The number that follows one of the layer patterns, or any name where there are none."""
         if not self.layers_pattern:
-            found = re.match(r".*?\.[^.]*\.(\d+)\.", name)
+            found = _match(r".*?\.[^.]*\.(\d+)\.", name)
             return int(found[1]) if found else None
         patterns = self.layers_pattern
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = re.match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", name)
+            found = _match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", name)
             if found:
                 return int(found["idx"])
         return None
@@ -138,8 +140,8 @@ def _check(config: PeftConfig) -> None:
         raise AdapterError("layers_pattern has a meaning with layers_to_transform only")
     for pattern in _patterns(config):
         try:
-            re.compile(pattern)
-        except re.error as error:
+            regex.compile(pattern)
+        except regex.error as error:
             raise AdapterError(
                 f"adapter_config.json: {pattern!r} is no regular expression: {error}"
             ) from error
@@ -159,9 +161,20 @@ def _ends_with(name: str, suffixes: Iterable[str]) -> bool:
     return any(name.endswith(f".{suffix}") for suffix in suffixes)
 
 
+def _match(pattern: str, name: str, *, whole: bool = False) -> regex.Match[str] | None:
+    """From the start of the name. Raises AdapterError if that takes too long."""
+    match = regex.fullmatch if whole else regex.match
+    try:
+        return match(pattern, name, timeout=_MATCH_SECONDS)
+    except TimeoutError as error:
+        raise AdapterError(
+            f"adapter_config.json: matching {pattern!r} with {name} takes over {_MATCH_SECONDS:g} s"
+        ) from error
+
+
 def _look_up(patterns: dict[str, Value] | None, name: str, default: Value) -> Value:
     """The first pattern that fits the end of the name, from a dot on."""
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", name):
+        if _match(rf"(.*\.)?({pattern})$", name):
             return value
     return default

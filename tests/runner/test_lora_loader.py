@@ -137,6 +137,8 @@ REFUSED_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "no_match": ({"target_modules": ["c_attn"]}, r"\['c_attn'\] name no module"),
     "bad_regex": ({"target_modules": "(q_proj"}, "'\\(q_proj' is no regular expression"),
     "bad_pattern": ({"rank_pattern": {"*": 2}}, "'\\*' is no regular expression"),
+    "endless_regex": ({"target_modules": r"(.|..)*\d"}, r"d' with .*q_proj takes over 0.1 s"),
+    "endless_pattern": ({"rank_pattern": {r"(.|..)*\d": 2}}, "k_proj takes over 0.1 s"),
     "layers_of_a_regex": (
         {"target_modules": ".*k_proj", "layers_to_transform": [0]},
         "layers_to_transform and layers_pattern need target_modules as a list",

@@ -1,9 +1,9 @@
 """The launch script of one server: flags -> config -> three children -> supervise -> drain.
 
 `tokenloom serve`, or `python launch.py` from a checkout. Owns the child processes, the run
-directory and the exit status: 0 only for a stop that was asked for, 1 for a failed start or an
-unplanned death, 2 for bad flags, 128 + N when signal N cut a start or a drain short. No *_proc is
-imported here, so the parent stays small and never loads torch.
+directory and the exit status: 0 only for a stop that was asked for, 1 for a failed start, an
+unplanned death or a drain that does not end, 2 for bad flags, 128 + N when signal N cut a start or
+a drain short. No *_proc is imported here, so the parent stays small and never loads torch.
 """
 
 import logging
@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 POLL_MS = 100  # how soon a death or a signal is noticed
 LAST_WORDS_MS = 200  # how long to wait for a message that a dead child has sent
-DRAIN_GRACE_S = 3.0  # for processes to end after the last request
+DRAIN_GRACE_S = 4.0  # for processes to end after the last request
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +179,7 @@ class Launcher:
                 signum = self._stop.received[-1]
                 raise _Ended(128 + signum, f"{_name(signum)} cut the drain short")
             if time.monotonic() > deadline:
-                log.warning("drain time is over, killing: %s", ", ".join(left))
-                return
+                raise _Ended(1, f"drain time is over, killing: {', '.join(left)}")
         log.info("drained")
 
     def _in_state(self, state: ChildState) -> list[str]:
@@ -244,6 +243,7 @@ def child_configs(
             log_level=log_level,
             links=links,
             lora=config.lora,
+            drain_timeout=config.runtime.drain_timeout,
         ),
     }
 

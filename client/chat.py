@@ -16,7 +16,7 @@ from ..wire.messages import ChatMessage
 from ..wire.paths import BadAddress, UnsafeDirectory
 from .aio import DEFAULT_PORT, Timeouts
 from .errors import ClientError, RequestRefused, ServerGone
-from .request import SamplingOptions
+from .request import RequestOptions
 from .sync import Client
 
 CONNECT_SECONDS = 5.0
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Chat:
-    def __init__(self, client: Client, system: str | None, options: SamplingOptions) -> None:
+    def __init__(self, client: Client, system: str | None, options: RequestOptions) -> None:
         self._client = client
         self._options = options
         self._opening = [ChatMessage("system", system)] if system else []
@@ -115,8 +115,10 @@ def _fail(message: str) -> int:
     return 1
 
 
-def _options(flags: argparse.Namespace) -> SamplingOptions:
-    options: SamplingOptions = {}
+def _options(flags: argparse.Namespace) -> RequestOptions:
+    options: RequestOptions = {}
+    if flags.adapter is not None:
+        options["lora_path"] = flags.adapter
     if flags.temperature is not None:
         options["temperature"] = flags.temperature
     if flags.top_p is not None:
@@ -143,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--address",
         help="the server's socket instead, e.g. tcp://127.0.0.1:31000 (its --socket flag)",
+    )
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="answers with this adapter (default: the base model)"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the chat")
     parser.add_argument(

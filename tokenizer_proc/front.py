@@ -145,12 +145,12 @@ class Front:
                 self._end_all()
                 self.drained.set()
 
-    def drain(self) -> None:
-        """Refuse new requests and let the running ones end; `drained` is set after that."""
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and let the running ones end in time; `drained` is set after that."""
         if self._sessions.draining:
             return
         self._sessions.draining = True
-        self._scheduler.send(DrainReq())
+        self._scheduler.send(DrainReq(timeout_s))
 
     def _note_started(self) -> None:
         if self.info is not None and self._text is not None and self.adapters.complete:

@@ -115,6 +115,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
                 door.serve(),
                 _announce(front, config, life, url_of(config.doors.host, listener)),
             ],
+            config.drain_timeout,
         )
     return 0
 
@@ -142,13 +143,14 @@ async def _run_until(
     http: HttpServer,
     listener: socket.socket,
     helpers: list[Coroutine[None, None, None]],
+    drain_timeout: float,
 ) -> None:
     """Serve until `stop`, drain, let HTTP send its last bytes, then end the helpers."""
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(http.serve([listener]))
         tasks = [group.create_task(helper) for helper in helpers]
         await stop.wait()
-        await _drain(front)
+        await _drain(front, drain_timeout)
         http.should_exit = True
         await serving
         for task in tasks:
@@ -173,9 +175,9 @@ async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str
     life.ready(url)
 
 
-async def _drain(front: Front) -> None:
+async def _drain(front: Front, timeout_s: float) -> None:
     log.info("draining: %d requests are in flight", front.in_flight)
-    front.drain()
+    front.drain(timeout_s)
     if front.info is not None:  # a scheduler that still loads has nothing to finish
         await front.drained.wait()
 

@@ -287,7 +287,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0.0, description="seconds until every process must be ready")
     ] = 600.0
     drain_timeout: Annotated[
-        float, Meta(ge=0.0, description="seconds that running requests get after SIGTERM")
+        float,
+        Meta(ge=0.0, description="seconds that running requests get after SIGTERM; then 503"),
     ] = 30.0
 
 
@@ -331,6 +332,7 @@ class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     links: Links
     lora: LoRAConfig = LoRAConfig()
+    drain_timeout: float = 30.0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ class StatsReq(_Internal, frozen=True):
 class DrainReq(_Internal, frozen=True):
     """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
 
+    timeout_s: float | None = None  # what runs longer ends with an error (503); None: nothing does
+
 
 class FlushReq(_Internal, frozen=True):
     """Forget all cached prefixes, once nothing runs or waits; answered by FlushOut in any case."""

@@ -6,6 +6,7 @@ started: it neither counts as waiting nor is refused. Time is whatever the calle
 
 from ...wire.config import SchedulingConfig
 from ...wire.messages import Finish
+from .failures import failure
 from .req import Req
 from .time_limit import TimeLimit
 
@@ -58,9 +59,9 @@ class QueueLimits:
         why = f"not started within {self._until_start.seconds} s (--queue-timeout)"
         late = [(rid, _busy(why)) for rid in self._until_start.take_expired(now)]
         why = f"not finished within {self._until_end.seconds} s (--request-timeout)"
-        timeout = Finish("error", message=why, status=408)
+        timeout = failure(408, why)
         return late + [(rid, timeout) for rid in self._until_end.take_expired(now)]
 
 
 def _busy(why: str) -> Finish:
-    return Finish("error", message=why, status=503, retry_after=RETRY_AFTER)
+    return failure(503, why, retry_after=RETRY_AFTER)

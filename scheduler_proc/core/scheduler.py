@@ -33,6 +33,7 @@ from ..worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch, RowOpen
 from .admission import Admission
 from .cache_flush import CacheFlushes
 from .conservation import check_conservation
+from .failures import CUT_SHORT, DRAINING, NO_PAGES, NOT_FINITE, failure
 from .faults import Faults
 from .intake import Limits, make_req
 from .kv_cache import KVCache
@@ -48,9 +49,6 @@ from .waiting_queue import WaitingQueue
 
 MAX_LAUNCHED = 2  # steps
 MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
-DRAINING = "the server is shutting down"
-NO_PAGES = "the KV pool did not give the pages that this request was promised"
-NOT_FINITE = "the model gave no finite probabilities for this request"
 
 
 class Scheduler:
@@ -83,6 +81,7 @@ class Scheduler:
         self._flushes = CacheFlushes()
         self._loras = LoRASlots(limits.max_loras)
         self._draining = False
+        self._drain_ends: float | None = None
         self.drained = False
         self.now = 0.0  # on the loop's clock, in seconds; the loop says it before each turn
         self.totals = Totals()
@@ -100,8 +99,8 @@ class Scheduler:
                 self._end_early(message.rid, Finish("stop"))
             case StatsReq():
                 return [*self._outputs(), self.stats(message.seq)]
-            case DrainReq():
-                self._drain()
+            case DrainReq(timeout_s=timeout_s):
+                self._drain(timeout_s)
             case FlushReq():
                 self._flushes.ask(message, self.now)
             case LoadLoRAReq() | UnloadLoRAReq():
@@ -111,7 +110,10 @@ class Scheduler:
     def expire(self, now: float) -> list[ToDetokenizer]:
         """It is `now`: end what waits or runs for too long. Called before a turn's messages."""
         self.now = now
-        for rid, finish in self._queue_limits.expired(now):
+        ended = self._queue_limits.expired(now)
+        if self._drain_ends is not None and now >= self._drain_ends:
+            ended += [(rid, CUT_SHORT) for rid in self._reqs]
+        for rid, finish in ended:
             self._end_early(rid, finish)
         return self._outputs()
 
@@ -130,13 +132,13 @@ class Scheduler:
             self.totals.violations += 1
             return
         if self._draining:
-            self._rows_out.refuse(message.rid, _error(503, DRAINING))
+            self._rows_out.refuse(message.rid, DRAINING)
             return
         self._arrivals += 1
         try:
             req = make_req(message, self._arrivals, self._limits)
         except InvalidRequest as error:
-            self._rows_out.refuse(message.rid, _error(400, error.message))
+            self._rows_out.refuse(message.rid, failure(400, error.message))
             return
         if refusal := self._queue_limits.refusal(req):
             self._rows_out.refuse(message.rid, refusal)
@@ -144,7 +146,7 @@ class Scheduler:
         try:
             self._loras.accept(req.lora_id)
         except AdapterError as error:
-            self._rows_out.refuse(message.rid, _error(404, str(error)))
+            self._rows_out.refuse(message.rid, failure(404, str(error)))
             return
         if self._settings.low_priority_first:
             req.priority = -req.priority
@@ -159,10 +161,11 @@ class Scheduler:
         if req is not None and req.state is not ReqState.ENDING:
             self._finish(req, finish)
 
-    def _drain(self) -> None:
+    def _drain(self, timeout_s: float | None) -> None:
         self._draining = True
+        self._drain_ends = None if timeout_s is None else self.now + timeout_s
         for req in [req for req in self._waiting if not req.admitted]:
-            self._finish(req, _error(503, DRAINING))
+            self._finish(req, DRAINING)
 
     # -- shaping a step
 
@@ -205,7 +208,7 @@ class Scheduler:
             if victim is not None:
                 self._retract(victim)
             else:  # a lone one always fits, or intake has let through what it must not
-                self._finish(needy[0], _error(500, NO_PAGES))
+                self._finish(needy[0], NO_PAGES)
         for req in needy:
             if req.kv and not self._kv.grow(req.kv, 1):
                 decodes.remove(req)
@@ -238,7 +241,7 @@ class Scheduler:
         self.totals.violations += 1
         req.failed_allocations += 1
         if req.failed_allocations >= MAX_FAILED_ALLOCATIONS:
-            self._finish(req, _error(500, NO_PAGES))
+            self._finish(req, NO_PAGES)
         elif req.holds_pages and not req.in_flight:  # else it has only missed this step
             self._retract(req)
 
@@ -268,7 +271,7 @@ class Scheduler:
         if self._chunked is not None:
             extending.append(self._chunked)
         candidates = self._waiting.candidates(
-            self._computed_tokens, extending, self._loras.lacks_slot, to_the_end=not self._running
+            self._computed_tokens, extending, self._loras.lacks_slot, self._running
         )
         while not adder.was_cut and (self._kv.rows.available or threshold is not None):
             req = None if self._settle_first else next(candidates, None)
@@ -324,7 +327,7 @@ class Scheduler:
             if not req.in_flight:
                 self._leave(req, "landed")
         elif token_id is not None and token_id < 0:
-            self._finish(req, _error(500, NOT_FINITE))
+            self._finish(req, NOT_FINITE)
         elif token_id is not None:
             self._append(req, token_id)
 
@@ -393,7 +396,3 @@ class Scheduler:
             self.drained = True
             messages.append(Drained())
         return messages
-
-
-def _error(status: int, why: str) -> Finish:
-    return Finish("error", message=why, status=status)

@@ -6,7 +6,7 @@ Lines are one per tenant with --fairness vtc, else there is one. PURE.
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 
 from ...wire.config import SchedulingConfig
@@ -170,14 +170,18 @@ class WaitingQueue:
     # -- who goes next
 
     def candidates(
-        self, now: int, extending: Iterable[Req], lacks_slot: LacksSlot, *, to_the_end: bool = False
+        self,
+        now: int,
+        extending: Iterable[Req],
+        lacks_slot: LacksSlot,
+        running: Collection[object],
     ) -> Iterator[Req]:
         """Requests that may start, best first; ends where the pool is to be held for one of them.
 
         The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
         for the next one. `extending`: of whose prompts this step or a launched one computes a
-        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix;
-        so many in a step, or `to_the_end` where nobody runs: one of those behind them has to.
+        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix:
+        so many in a step, but all while nobody is `running` (a live view), or nothing would move.
         """
         self._refresh()
         settings = self._settings
@@ -192,7 +196,7 @@ class WaitingQueue:
             urgent = req.retractions > 0 or self._lines[self._line_name(req)].is_overdue(req)
             if lacks_slot(req.lora_id) or (not urgent and leaders.include(req)):
                 passed_over += 1
-                if passed_over == _MAX_PASSED_OVER and not to_the_end:
+                if passed_over >= _MAX_PASSED_OVER and running:
                     return
                 continue
             yield req

@@ -62,6 +62,15 @@ def test_a_conversation_through_a_pipe(setup: Served) -> None:
     assert (sampling.temperature, sampling.max_new_tokens, sampling.seed) == (0, 9, 5)
 
 
+def test_an_adapter_answers(setup: Served) -> None:
+    setup.front.adapters.registry.known["upper"] = "/upper"
+    assert say(setup, "one\n", "--adapter", "upper").stdout == "<user:one>\n"
+    assert setup.front.streams[0].lora_id == 1
+    refused = say(setup, "one\n", "--adapter", "other")
+    assert refused.returncode == 1
+    assert "other" in refused.stderr
+
+
 def test_a_refused_turn_is_told_and_forgotten(setup: Served) -> None:
     done = say(setup, "one\n/nonsense\n", "--top-p", "7")
     assert done.returncode == 1

@@ -314,6 +314,31 @@ def test_drain_finishes_what_runs_and_refuses_what_waits() -> None:
     bench.assert_clean()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drain_ends_what_takes_too_long(overlap: bool) -> None:
+    """Whatever it does: it runs, waits since it was retracted, or has a prompt in pieces."""
+    bench = Bench(overlap=overlap, pool_tokens=1024)
+    runs = bench.submit(prompt(5), 200, ignore_eos=True)
+    retracted = bench.submit(prompt(5, 2), 200, ignore_eos=True)
+    bench.step()
+    bench.step()
+    bench.submit(prompt(200, 3), 9)
+    bench.step()
+    while bench.in_flight:
+        bench.land()
+    bench.scheduler._retract(bench.scheduler._reqs[retracted])
+    bench.send(DrainReq(timeout_s=20.0))
+    bench.wait(19.9)
+    assert not bench.finishes
+    bench.wait(0.1)
+    assert {finish.status for finish in bench.finishes.values()} == {503}
+    assert len(bench.finishes) == 3
+    assert "--drain-timeout" in (bench.finishes[runs].message or "")
+    bench.run()
+    assert bench.drained
+    bench.assert_clean()
+
+
 def test_drain_when_idle_is_done_at_once() -> None:
     bench = Bench()
     bench.send(DrainReq())

@@ -264,7 +264,7 @@ def test_nobody_goes_past_one_whose_answer_has_begun(retractions: int) -> None:
     retracted.retractions = retractions
     for req in (retracted, other):
         queue.add(req)
-    tried = list(queue.candidates(0, [], lambda lora_id: False))  # neither fits
+    tried = list(queue.candidates(0, [], lambda lora_id: False, ()))  # neither fits
     assert tried == ([retracted] if retractions else [retracted, other])
 
 

@@ -18,7 +18,7 @@ from support.server import (
     wait_for,
 )
 
-from tokenloom.client import Client, ServerGone
+from tokenloom.client import Client, RequestRefused, ServerGone
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +148,26 @@ def test_draining_server_says_so_and_takes_no_more() -> None:
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
         stream.leave()
+        assert server.end() == 0
+
+
+def test_drain_ends_streams_that_take_too_long() -> None:
+    """Each with its one last word, by either door."""
+    with (
+        running_server(*FLAGS, "--drain-timeout", "0.1") as server,
+        server.stream(PROMPT, **LONG) as by_http,
+        Client(server.door) as client,
+    ):
+        by_http.event()
+        by_socket = iter(client.generate(PROMPT, **LONG))
+        next(by_socket)
+        server.process.terminate()
+        with pytest.raises(RequestRefused, match="--drain-timeout"):
+            for _ in by_socket:
+                pass
+        error = by_http.last()["error"]
+        assert error["code"] == "unavailable"
+        assert "--drain-timeout" in error["message"]
         assert server.end() == 0
 
 

@@ -61,8 +61,8 @@ def test_while_draining(door: Door) -> None:
     async def scenario() -> list[Exchange]:
         running = door.open("POST", CHAT, HELLO)
         await submitted(door)
-        door.front.drain()
-        door.front.drain()
+        door.front.drain(30.0)
+        door.front.drain(30.0)
         answers = [await door.open("GET", "/health").end()]
         answers += [await door.open("POST", *post).end() for post in POSTS]
         door.scheduler.row(StrOut(1, "bye", (1,), Finish("length")))
@@ -79,7 +79,7 @@ def test_while_draining(door: Door) -> None:
         assert answer.status == 503
         assert answer.error()["message"] == "the server is shutting down"
         assert int(answer.headers["retry-after"]) > 0
-    assert door.scheduler.of(DrainReq) == [DrainReq()]
+    assert door.scheduler.of(DrainReq) == [DrainReq(30.0)]
 
 
 def test_drained_leaves_nobody_waiting(door: Door) -> None:
@@ -186,6 +186,7 @@ def test_unknown_routes(door: Door, path: str) -> None:
     [
         ("GET", CHAT, {"POST"}),
         ("DELETE", "/generate", {"POST", "PUT"}),
+        ("HEAD", "/flush_cache", {"GET", "POST"}),  # whoever only looks changes nothing
         ("POST", "/health", {"GET", "HEAD"}),
         ("OPTIONS", "/v1/models", {"GET", "HEAD"}),
         ("POST", "/v1/models/x", {"GET", "HEAD"}),

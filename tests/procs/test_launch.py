@@ -147,7 +147,7 @@ def test_drain_has_a_deadline(start_set: Start) -> None:
     server.serving_line()
     server.process.send_signal(signal.SIGTERM)
     status, logged = server.end()
-    assert status == 0
+    assert status == 1
     assert "drain time is over, killing: " in logged
     assert not server.alive()
 

@@ -83,7 +83,8 @@ def play(random: Random, history: History, situations: Situations) -> World:
     drain_at = random.randrange(steps) if random.random() < 0.2 else steps
     while world.driver.steps < steps:
         if world.driver.steps >= drain_at and not world.draining:
-            _do(world, history, random.choice(([["drain"]], [["launch"], ["drain"]])))
+            drain = ["drain", random.choice((None, 5.0, 40.0))]
+            _do(world, history, random.choice(([drain], [["launch"], drain])))
         for event in clients.round():
             _do(world, history, [event])
         if world.draining and not world.live:

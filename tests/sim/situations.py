@@ -52,6 +52,7 @@ EXPECTED = {
     "load: of a name in use": 500,
     "prompt cut": 3000,
     "refused: draining": 100,
+    "ended: the drain takes too long": 5,
     "refused: no such adapter": 400,
     "refused: too long": 200,
     "retraction: decoding": 80,

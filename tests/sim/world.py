@@ -5,6 +5,7 @@ no sense at its moment (a result without a step) does nothing. `clients` makes h
 replays and shrinks them. The numbers of laws, I1 to I20, are explained in docs/testing.md.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class World:
         self.adapters = Adapters(self.driver, situations, self._deliver)
         self.trace = 0  # a hash of all that was decided and said
         self.draining = False
+        self._drain_ends = math.inf
         self.drained = False
         self._flushes = 0  # asked for and not answered
         self.violations = 0  # that the scheduler must have counted
@@ -232,16 +234,18 @@ class World:
         assert stats.seq == 7
         self._check_stats(stats)
 
-    def _on_drain(self) -> None:
+    def _on_drain(self, timeout_s: float | None = None) -> None:
         busy = bool(self.driver.in_flight)
         self.situations.count("drain, step in flight" if busy else "drain, between steps")
         if self.adapters.loading:
             self.situations.count("drain, while loading")
         waiting = [req.rid for req in self.scheduler._waiting if not req.admitted]
         self.draining = True
+        if timeout_s is not None:
+            self._drain_ends = self.driver.now + timeout_s
         for client in self.live.values():
             client.after_drain = client.message.rid in waiting
-        self._deliver(DrainReq())
+        self._deliver(DrainReq(timeout_s))
         assert all(self.clients[rid].finish for rid in waiting), "I19: waits through a drain"
 
     def _on_idle(self) -> None:
@@ -386,6 +390,8 @@ class World:
                 assert client.may_break or self.faults, "I16: broken without a broken sample"
             case 503 if client.after_drain:
                 self.situations.count("refused: draining")
+            case 503 if self.driver.now >= self._drain_ends:
+                self.situations.count("ended: the drain takes too long")
             case 503 if client.too_many:
                 self.situations.count("refused: too many wait")
             case 503:
@@ -430,6 +436,8 @@ class World:
         return seconds is not None and self.driver.now >= arrived + seconds
 
     def _check_deadlines(self) -> None:
+        over = self.driver.now >= self._drain_ends
+        assert not (over and self.live), "I19: a drain outlives its time"
         for rid, client in self.live.items():
             assert not self._late("request_timeout", client), f"{rid} outlives its time"
             waits = not self.driver.courses[rid].admissions

@@ -58,7 +58,8 @@ GOLDEN = [
     (AbortReq(300), codec.to_scheduler(), "92a841626f7274526571cd012c"),
     (StopMatched(1), codec.to_scheduler(), "92ab53746f704d61746368656401"),
     (StatsReq(5), codec.to_scheduler(), "92a8537461747352657105"),
-    (DrainReq(), codec.to_scheduler(), "91a8447261696e526571"),
+    (DrainReq(), codec.to_scheduler(), "92a8447261696e526571c0"),
+    (DrainReq(1.5), codec.to_scheduler(), "92a8447261696e526571cb3ff8000000000000"),
     (FlushReq(5, 1.5), codec.to_scheduler(), "93a8466c75736852657105cb3ff8000000000000"),
     (FlushOut(5, False, "no"), codec.to_front(), "95a8466c7573684f757405c2a26e6f00"),
     (

@@ -18,24 +18,25 @@ from .errors import ApiError, ClientGone
 
 Handler = Callable[[Front, Exchange], Awaitable[None]]
 
-# path, methods, handler; Starlette adds HEAD to GET
+_GET = ("GET", "HEAD")
+# path, methods, handler
 _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), openai_routes.chat),
     ("/v1/completions", ("POST",), openai_routes.completions),
-    ("/v1/models", ("GET",), openai_routes.models),
-    ("/v1/models/{model:path}", ("GET",), openai_routes.model),
+    ("/v1/models", _GET, openai_routes.models),
+    ("/v1/models/{model:path}", _GET, openai_routes.model),
     ("/generate", ("POST", "PUT"), native.generate),
     ("/load_lora_adapter", ("POST",), lora_routes.load),
     ("/unload_lora_adapter", ("POST",), lora_routes.unload),
     ("/v1/load_lora_adapter", ("POST",), lora_routes.load_as_vllm),
     ("/v1/unload_lora_adapter", ("POST",), lora_routes.unload_as_vllm),
     ("/flush_cache", ("GET", "POST"), service.flush_cache),
-    ("/health", ("GET",), service.health),
-    ("/health_generate", ("GET",), service.health_generate),
-    ("/get_model_info", ("GET",), service.model_info),
-    ("/model_info", ("GET",), service.model_info),
-    ("/get_server_info", ("GET",), service.server_info),
-    ("/server_info", ("GET",), service.server_info),
+    ("/health", _GET, service.health),
+    ("/health_generate", _GET, service.health_generate),
+    ("/get_model_info", _GET, service.model_info),
+    ("/model_info", _GET, service.model_info),
+    ("/get_server_info", _GET, service.server_info),
+    ("/server_info", _GET, service.server_info),
 )
 
 
@@ -63,13 +64,12 @@ class _Endpoint:
 
 class HttpDoor:
     def __init__(self, front: Front, max_body_bytes: int) -> None:
-        self._router = Router(
-            [
-                Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
-                for path, methods, handler in _ROUTES
-            ],
-            redirect_slashes=False,
-        )
+        routes = []
+        for path, methods, handler in _ROUTES:
+            route = Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
+            route.methods = set(methods)  # Starlette has added HEAD wherever GET is
+            routes.append(route)
+        self._router = Router(routes, redirect_slashes=False)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,7 +25,7 @@ HEALTH_GENERATE_SECONDS = 10.0
 MAX_FLUSH_SECONDS = 600.0  # longest `timeout` of /flush_cache
 FLUSH_ANSWER_SECONDS = 10.0  # what the scheduler gets beyond it before the front gives up: 503
 LORA_LOAD_SECONDS = 120.0  # how long a client waits for an adapter to be loaded; 503 after it
-SHUTDOWN_SECONDS = 5  # what connections get to take their last bytes after a drain
+SHUTDOWN_SECONDS = 3  # what connections get to take their last bytes after a drain
 
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503
 RETRY_AFTER_LOADING = 5

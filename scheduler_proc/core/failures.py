@@ -1,0 +1,19 @@
+"""What a request is told that ends without its answer. PURE.
+
+Used by core/scheduler.py and core/queue_limits.py. The numbers are HTTP's.
+"""
+
+from ...wire.messages import Finish
+
+
+def failure(status: int, why: str, *, retry_after: int | None = None) -> Finish:
+    """`retry_after`: seconds."""
+    return Finish("error", message=why, status=status, retry_after=retry_after)
+
+
+DRAINING = failure(503, "the server is shutting down")
+CUT_SHORT = failure(
+    503, "the server has shut down before this answer was complete (--drain-timeout)"
+)
+NO_PAGES = failure(500, "the KV pool did not give the pages that this request was promised")
+NOT_FINITE = failure(500, "the model gave no finite probabilities for this request")

@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampling.py \
-	tests/models/test_packed.py
+	tests/models/test_packed.py tests/models/test_packed_lora.py
 
 STEPS ?= 1000000
 SEED ?= 0

@@ -1,8 +1,9 @@
 """Low-rank adapters in the form that the native decoder multiplies with.
 
-y += B (A x) for chosen linear maps, in bf16 with float32 sums, the rows of A laid out for 16 ranks
-at a time and B in the blocks of 16 outputs of its map. The base stays as it is packed. What an
-adapter adds to a row depends on that row alone. Made once per adapter by models/packed.py.
+y += B (A x) for chosen linear maps, in bf16 with float32 sums, A laid out for 8 ranks and 4 inputs
+at a time, B for pairs of ranks in the blocks of 16 outputs of its map. The base stays as it is
+packed. What an adapter adds to a row depends on that row alone. Made once per adapter by
+models/packed.py.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from .cpu import native
+from .cpu.arena import Arena
 from .decoder import DecoderShape
 
 Factors = tuple[torch.Tensor, torch.Tensor]  # A [r, in], B [out, r] with the scaling in it
 Key = tuple[int, str]  # layer and name of the map; (-1, "embed") and (-1, "head")
 _BLOCK = native.BLOCK
+_RANKS, _INPUTS = native.LORA_RANKS, native.LORA_INPUTS
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,22 +31,20 @@ class _Place:
 
 
 class DecoderAdapter:
-    """Keeps its tensors alive; `struct` points into them."""
+    """Keeps its memory alive; `struct` points into it."""
 
     def __init__(
         self, shape: DecoderShape, num_layers: int, factors: Mapping[Key, Factors]
     ) -> None:
-        self._tensors: list[torch.Tensor] = []
         self.rank = max((a.shape[0] for a, _ in factors.values()), default=0)
+        self.num_bytes = 0
         self._linears = (native.LoraLinear * (4 * num_layers))()
         self.struct = native.LoraAdapter(linears=self._linears)
+        self._memory = Arena(chunk=2 * sum(a.numel() + b.numel() for a, b in factors.values()))
         for (layer, name), (a, b) in factors.items():
             linear, part, place = self._locate(shape, layer, name)
-            linear.parts[part] = self._part(a, b, place)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors)
+            packed_a = _embedding_a(a) if name == "embed" else _linear_a(a)
+            linear.parts[part] = self._part(packed_a, b, place)
 
     def _locate(
         self, shape: DecoderShape, layer: int, name: str
@@ -65,22 +66,43 @@ class DecoderAdapter:
         }[name]
         return self._linears[4 * layer + index], part, place
 
-    def _part(self, a: torch.Tensor, b: torch.Tensor, place: _Place) -> native.LoraPart:
+    def _part(self, packed_a: torch.Tensor, b: torch.Tensor, place: _Place) -> native.LoraPart:
         """A part may begin within a block: its rows there are zero."""
-        rank, (first, offset) = a.shape[0], divmod(place.start, _BLOCK)
-        blocks = -(-(offset + b.shape[0]) // _BLOCK)
-        rows = torch.zeros(blocks * _BLOCK, rank)
-        rows[offset : offset + b.shape[0]] = b
-        columns = torch.zeros(a.shape[1], -(-rank // _BLOCK) * _BLOCK)
-        columns[:, :rank] = a.T
-        by_block = rows.view(blocks, _BLOCK, rank).transpose(1, 2)
-        packed = [values.to(torch.bfloat16).contiguous() for values in (columns, by_block)]
-        self._tensors += packed
+        rank, (first, offset) = b.shape[1], divmod(place.start, _BLOCK)
+        outputs = torch.zeros(_up(offset + b.shape[0], _BLOCK), _up(rank, 2))
+        outputs[offset : offset + b.shape[0], :rank] = b
+        blocks = outputs.view(-1, _BLOCK, outputs.shape[1] // 2, 2).transpose(1, 2)
         return native.LoraPart(
-            packed[0].data_ptr(),
-            packed[1].data_ptr(),
+            self._keep(packed_a),
+            self._keep(blocks),
             rank,
             first if place.first_block is None else place.first_block,
             place.block_step,
-            blocks,
+            len(blocks),
         )
+
+    def _keep(self, values: torch.Tensor) -> int:
+        """Its address in bf16."""
+        kept = self._memory.take(values.numel(), torch.bfloat16)
+        kept.view(values.shape).copy_(values)
+        self.num_bytes += kept.nbytes
+        return kept.data_ptr()
+
+
+def _linear_a(a: torch.Tensor) -> torch.Tensor:
+    """As lora_a in cpu/src/common.h finds them."""
+    rank, inputs = a.shape
+    padded = torch.zeros(_up(rank, _RANKS), _up(inputs, _INPUTS))
+    padded[:rank, :inputs] = a
+    return padded.view(-1, _RANKS, padded.shape[1] // _INPUTS, 2, 2).permute(0, 2, 1, 4, 3)
+
+
+def _embedding_a(a: torch.Tensor) -> torch.Tensor:
+    """[ids, ranks], an even number of them."""
+    padded = torch.zeros(a.shape[1], _up(a.shape[0], 2))
+    padded[:, : a.shape[0]] = a.T
+    return padded
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

@@ -9,7 +9,7 @@ import mmap
 
 import torch
 
-_CHUNK = 32 << 20
+_HUGE_PAGE = 2 << 20
 _ALIGN = 64
 
 
@@ -23,9 +23,12 @@ def map_memory(num_bytes: int) -> mmap.mmap:
 
 
 class Arena:
-    """Hands out memory that is never given back alone: it lives as long as any tensor of it."""
+    """Hands out memory that is never given back alone: it lives as long as the arena or any tensor
+    of it. Taken from the system in pieces of `chunk` bytes or more.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk: int = 32 << 20) -> None:
+        self._chunk = -(-chunk // _HUGE_PAGE) * _HUGE_PAGE
         self._memory: mmap.mmap | None = None
         self._used = 0
 
@@ -33,7 +36,7 @@ class Arena:
         """[count] of `dtype`, zeros, aligned to a cache line."""
         num_bytes = count * dtype.itemsize
         if self._memory is None or self._used + num_bytes > len(self._memory):
-            self._memory, self._used = map_memory(max(_CHUNK, num_bytes)), 0
+            self._memory, self._used = map_memory(max(self._chunk, num_bytes)), 0
         tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used)
         self._used = -(-(self._used + num_bytes) // _ALIGN) * _ALIGN
         return tensor

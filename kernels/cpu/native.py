@@ -16,6 +16,7 @@ FLOAT_TO_INT8, FLOAT_TO_INT4, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q8_0 = range(5)  # RowF
 KV_BF16, KV_INT8 = 0, 1  # KvKind
 STORE, ADD, SILU_MUL = 0, 1, 2  # Epilogue
 BLOCK = 16  # outputs in a packed block
+LORA_RANKS, LORA_INPUTS = 8, 4  # of an adapter's A, in a line of 64 bytes
 GROUP = 64  # inputs that share a scale of activations
 PHASES = (  # of a step, in the order of the library's counters
     "embed",

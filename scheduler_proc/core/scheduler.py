@@ -9,6 +9,7 @@ all pages and rows. PURE.
 
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 
 from ...wire.config import SchedulingConfig, contradiction
 from ...wire.kv_events import KVEvent
@@ -180,6 +181,7 @@ class Scheduler:
             return None
         extends = self._extends(decodes)
         decodes = [req for req in decodes if req.state is ReqState.DECODING]  # less the preempted
+        decodes.sort(key=attrgetter("lora_id"))  # those of one adapter read its weights together
         if not decodes and not extends:
             return None
         self._step += 1

@@ -37,6 +37,21 @@ def test_one_step_serves_the_base_model_and_several_adapters() -> None:
     bench.assert_clean()
 
 
+def test_requests_of_one_adapter_decode_side_by_side() -> None:
+    bench = bench_with(2)
+    for lora_id in (2, 0, 1, 2, 0, 1):
+        bench.submit(prompt(10), lora_id=lora_id, ignore_eos=True)
+    bench.step()
+    bench.step()
+    bench.launch()
+    slots = bench.in_flight[0].batch.lora_slots
+    assert slots == sorted(slots, key=slots.index)
+    assert len(set(slots)) == 3
+    bench.land()
+    bench.run()
+    bench.assert_right()
+
+
 def test_a_prefix_is_of_use_under_its_own_adapter_alone() -> None:
     bench = bench_with(2)
     rids = []

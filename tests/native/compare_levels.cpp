@@ -15,8 +15,6 @@ using namespace tokenloom;
 extern "C" {
 int32_t tl_best_isa();
 int32_t tl_pack(const PackJob*);
-void tl_linear(const Weight*, const float*, int32_t, float*, int64_t, int32_t, int32_t, int8_t*,
-               float*, int32_t*);
 }
 
 namespace {
@@ -31,20 +29,73 @@ void expect_close(const char* what, const std::vector<float>& got, const std::ve
   for (float x : wanted) most = std::max(most, std::fabs(x));
   for (size_t i = 0; i < wanted.size(); ++i) worst = std::max(worst, std::fabs(got[i] - wanted[i]));
   const bool fine = worst <= 1e-2f * most;  // attention rounds probabilities in its own ways
-  std::printf("%-28s worst %.2e of %.2e%s\n", what, worst, most, fine ? "" : "  WRONG");
+  std::printf("%-36s worst %.2e of %.2e%s\n", what, worst, most, fine ? "" : "  WRONG");
   failures += !fine;
 }
 
+// A of k inputs and B of all outputs, random but for what pads them.
+struct RandomPart {
+  std::vector<uint16_t> a, b;
+  LoraPart part;
+
+  RandomPart(int rank, int n, int k, int block_step = 1, int first_block = 0)
+      : a(lora_a(k, 0, round_up(rank, kLoraRanks)) + kLoraLine),
+        part{nullptr, nullptr, rank, first_block, block_step, blocks(n) / block_step} {
+    b.resize(part.num_blocks * lora_block_size(part));
+    for (int j = 0; j < rank; ++j) {
+      for (int i = 0; i < k; ++i) a[lora_a(k, i, j)] = to_bf16(normal() / std::sqrt(float(k)));
+      for (int t = 0; t < part.num_blocks; ++t)
+        for (int o = 0; o < kBlock; ++o)
+          b[t * lora_block_size(part) + lora_b(j, o)] = to_bf16(normal());
+    }
+    part.a = a.data(), part.b = b.data();
+  }
+};
+
+// Rows of one product on their way through the operations of a level.
+struct Product {
+  const Weight& w;
+  const std::vector<float>& x;
+  int rows, epilogue;
+  std::vector<const LoraLinear*> adapters;  // of the rows; or empty
+
+  std::vector<float> run(int level) const {
+    const LinearOps& ops = *linear_ops(level);
+    const int width = epilogue == kSiluMul ? w.n / 2 : w.n;
+    std::vector<float> y(size_t(rows) * width, 1.0f), scales(size_t(rows) * w.k_pad / kGroup);
+    std::vector<int8_t> q(size_t(rows) * w.k_pad);
+    std::vector<int32_t> sums(size_t(rows) * w.k_pad / kSubgroup);
+    for (int r = 0; r < rows; ++r)
+      ops.quantise_row(&x[size_t(r) * w.k], w.k, w.k_pad, &q[size_t(r) * w.k_pad],
+                       &scales[size_t(r) * w.k_pad / kGroup], &sums[size_t(r) * w.k_pad / kSubgroup]);
+    Output out{y.data(), size_t(width), epilogue};
+    constexpr size_t kLowStride = 32;
+    std::vector<float> low(rows * kLoraParts * kLowStride), delta(kChunkRows * kDeltaWidth);
+    std::vector<RowAdapter> of_rows;
+    for (size_t r = 0; r < adapters.size(); ++r) {
+      of_rows.push_back({adapters[r], &low[r * kLoraParts * kLowStride]});
+      for (int p = 0; adapters[r] && p < kLoraParts; ++p)
+        if (adapters[r]->parts[p].rank)
+          ops.shrink_rows(adapters[r]->parts[p], nullptr, &x[r * w.k], w.k, 1, w.k,
+                          of_rows[r].low + p * kLowStride, kLoraParts * kLowStride);
+    }
+    if (!adapters.empty())
+      out.adapters = of_rows.data(), out.low_stride = kLowStride, out.delta = delta.data();
+    ops.gemm(w, {q.data(), scales.data(), sums.data()}, rows, out, 0, 1);
+    return y;
+  }
+};
+
 void compare_linear(int isa, int kind, int n, int k, int rows, int epilogue) {
   const int k_pad = round_up(k, kGroup);
-  std::vector<float> w(size_t(n) * k), x(size_t(rows) * k);
-  for (float& v : w) v = normal();
+  std::vector<float> values(size_t(n) * k), x(size_t(rows) * k);
+  for (float& v : values) v = normal();
   for (float& v : x) v = normal();
   std::vector<uint8_t> data(blocks(n) * block_bytes(kind, k_pad));
   std::vector<uint16_t> scales(blocks(n) * block_scales(kind, k_pad));
   std::vector<float> bias(size_t(blocks(n)) * kBlock, 0.5f);
   PackJob job{};
-  job.rows = reinterpret_cast<const uint8_t*>(w.data());
+  job.rows = reinterpret_cast<const uint8_t*>(values.data());
   job.row_bytes = int64_t(k) * 4;
   job.data = data.data(), job.scales = scales.data();
   job.n = n, job.k = k, job.k_pad = k_pad;
@@ -52,17 +103,19 @@ void compare_linear(int isa, int kind, int n, int k, int rows, int epilogue) {
   job.block_step = 1, job.threads = 1;
   tl_pack(&job);
   const Weight weight{data.data(), scales.data(), bias.data(), n, k, k_pad, kind};
-  const int width = epilogue == kSiluMul ? n / 2 : n;
-  std::vector<float> wanted(size_t(rows) * width, 1.0f), got = wanted;
-  std::vector<int8_t> q(size_t(rows) * k_pad);
-  std::vector<float> row_scales(size_t(rows) * k_pad / kGroup);
-  std::vector<int32_t> sums(size_t(rows) * k_pad / kSubgroup);
-  for (auto [level, out] : {std::pair{0, &wanted}, std::pair{isa, &got}})
-    tl_linear(&weight, x.data(), rows, out->data(), width, epilogue, level, q.data(),
-              row_scales.data(), sums.data());
-  char what[64];
-  std::snprintf(what, sizeof what, "level %d kind %d %dx%dx%d e%d", isa, kind, rows, n, k, epilogue);
-  expect_close(what, got, wanted);
+  // One adapter of a single part, one that treats gate and up apart.
+  const RandomPart whole(5, n, k), gate(1, n, k, 2, 0), up(24, n, k, 2, 1);
+  const LoraLinear one{{whole.part}}, two{{gate.part, up.part}};
+  const LoraLinear* const in_turn[] = {nullptr, &one, &one, &one, &two};
+  Product product{weight, x, rows, epilogue, {}};
+  for (bool with_adapters : {false, true}) {
+    for (int r = 0; with_adapters && r < rows; ++r)
+      product.adapters.push_back(in_turn[(r + 1) % 5]);
+    char what[64];
+    std::snprintf(what, sizeof what, "level %d kind %d %dx%dx%d e%d%s", isa, kind, rows, n, k,
+                  epilogue, with_adapters ? " adapters" : "");
+    expect_close(what, product.run(isa), product.run(0));
+  }
 }
 
 void compare_attention(int isa, int kind, int dim, int rows, int keys) {

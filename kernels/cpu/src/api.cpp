@@ -51,17 +51,6 @@ int32_t best_isa() {
 #endif
 }
 
-const LinearOps* linear_ops(int32_t isa) {
-#if defined(__x86_64__)
-  if (isa >= kAvx512) return &kLinearAvx512;
-  if (isa == kAvxVnni) return &kLinearAvxVnni;
-  if (isa == kAvx2) return &kLinearAvx2;
-#elif defined(__aarch64__)
-  if (isa >= kNeonDotprod) return &kLinearNeon;
-#endif
-  return &kLinearPortable;
-}
-
 Choose choose_op(int32_t isa) {
 #if defined(__x86_64__)
   if (isa >= kAvx512) return kChooseAvx512;
@@ -73,6 +62,17 @@ Choose choose_op(int32_t isa) {
 }  // namespace
 
 namespace tokenloom {
+
+const LinearOps* linear_ops(int32_t isa) {
+#if defined(__x86_64__)
+  if (isa >= kAvx512) return &kLinearAvx512;
+  if (isa == kAvxVnni) return &kLinearAvxVnni;
+  if (isa == kAvx2) return &kLinearAvx2;
+#elif defined(__aarch64__)
+  if (isa >= kNeonDotprod) return &kLinearNeon;
+#endif
+  return &kLinearPortable;
+}
 
 const AttentionOps* attention_ops(int32_t isa, int32_t kv_kind) {
   const bool int8 = kv_kind == kKvInt8;

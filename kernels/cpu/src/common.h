@@ -1,5 +1,6 @@
 // Types and helpers that all instruction sets share. No torch, no Python: raw pointers and sizes.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -59,10 +60,21 @@ enum Epilogue : int32_t { kStore = 0, kAdd = 1, kSiluMul = 2 };
 // first_block + block_step, ... of the map, num_blocks of them: q, k or v in blocks that follow each
 // other, gate or up in every other block.
 struct LoraPart {
-  const uint16_t* a;  // [k][rank padded to 16] bf16; of an embedding [vocab][...]
-  const uint16_t* b;  // [block][rank][16 outputs] bf16, the adapter's scaling in it
-  int32_t rank, first_block, block_step, num_blocks;  // rank 0: no change
+  const uint16_t* a;  // bf16, see lora_a; of an embedding [vocab][rank padded to 2]
+  const uint16_t* b;  // [block] of lora_b, the adapter's scaling in it
+  int32_t rank, first_block, block_step, num_blocks;  // rank 0: no change; block_step 1 or 2
 };
+
+// Where A has rank j of input i of k: [ranks / 8][inputs / 4][8 ranks][2][2], so that the 16 dwords
+// of a line hold two inputs each, which lie two apart. Zero beyond k and the rank.
+constexpr int kLoraInputs = 4, kLoraRanks = 8, kLoraLine = kLoraInputs * kLoraRanks;
+static inline size_t lora_a(int k, int i, int j) {
+  const int lines = (k + kLoraInputs - 1) / kLoraInputs, at = i % kLoraInputs;
+  return (size_t(j / kLoraRanks) * lines + i / kLoraInputs) * kLoraLine +
+         (j % kLoraRanks * 2 + at % 2) * 2 + at / 2;
+}
+// Where a block of B has rank j of output o: [ranks / 2][16 outputs][2], zero beyond the rank.
+static inline size_t lora_b(int j, int o) { return size_t(j / 2) * 2 * kBlock + 2 * o + j % 2; }
 
 constexpr int kLoraParts = 3;
 struct LoraLinear {
@@ -72,8 +84,12 @@ struct LoraLinear {
 // What a row brings to a product beside its activations; `linear` is null where it has no adapter.
 struct RowAdapter {
   const LoraLinear* linear;
-  const float* low;  // A x of each part, `low_stride` floats apart
+  float* low;  // A x of each part, `low_stride` floats apart
 };
+
+// A product of more rows is made of such chunks; what adapters add to one, in so many floats of a row.
+constexpr int kChunkRows = 36;
+constexpr int kDeltaWidth = 65 * kBlock;
 
 struct Output {
   float* data;
@@ -81,14 +97,20 @@ struct Output {
   int32_t epilogue;
   const RowAdapter* adapters = nullptr;  // [rows], or null: none of them has one
   size_t low_stride = 0;
+  float* delta = nullptr;  // [kChunkRows][kDeltaWidth] of this thread, if there are adapters
+  int delta_width = 0;     // floats between its rows
 };
+
+static inline size_t lora_block_size(const LoraPart& part) {
+  return size_t(part.rank + part.rank % 2) * kBlock;
+}
 
 // The part's values for block `b`, or null if it does not cover it.
 static inline const uint16_t* lora_block(const LoraPart& part, int b) {
-  const int offset = b - part.first_block;
-  if (part.rank == 0 || offset < 0 || offset % part.block_step) return nullptr;
-  const int index = offset / part.block_step;
-  return index < part.num_blocks ? part.b + size_t(index) * part.rank * kBlock : nullptr;
+  const int offset = b - part.first_block, shift = part.block_step - 1;
+  if (part.rank == 0 || offset < 0 || offset & shift) return nullptr;
+  const int index = offset >> shift;
+  return index < part.num_blocks ? part.b + index * lora_block_size(part) : nullptr;
 }
 
 static inline int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -110,12 +132,14 @@ static inline size_t byte_at(int i, int o) { return size_t(i / 4) * 4 * kBlock +
 namespace {  // internal: its code must not be shared between files for different machines
 
 // The share [begin, end) of `count` items of thread `tid` of `threads`.
-struct Share {
+struct Rows {
   int begin, end;
-  Share(int count, int tid, int threads)
-      : begin(int(int64_t(count) * tid / threads)),
-        end(int(int64_t(count) * (tid + 1) / threads)) {}
   int size() const { return end - begin; }
+};
+
+struct Share : Rows {
+  Share(int count, int tid, int threads)
+      : Rows{int(int64_t(count) * tid / threads), int(int64_t(count) * (tid + 1) / threads)} {}
 };
 
 // How a group of activations is rounded, from the bits of its largest magnitude; as bits, NaN is

@@ -4,14 +4,16 @@
 // Sums within a group are integers and the groups are added in ascending order, so a row's result
 // depends on nothing but the row.
 
-constexpr int kChunkRows = 36;
 constexpr int kGroupBlocks = 8;  // even, so that gate and up stay together
+
+#include "lora.inl"
 
 struct Job {
   const Weight& w;
   const Activations& x;
-  const Output& out;
+  Output out;
   size_t bytes, scales;  // of a block
+  int delta_row = 0, delta_block = 0;  // the corner that out.delta begins with
 
   Job(const Weight& weight, const Activations& activations, const Output& output)
       : w(weight), x(activations), out(output), bytes(block_bytes(w.kind, w.k_pad)),
@@ -20,6 +22,9 @@ struct Job {
   const uint16_t* scale(int block) const { return w.scales + size_t(block) * scales; }
   const int8_t* row(int r) const { return x.q + size_t(r) * w.k_pad; }
   float row_scale(int r, int g) const { return x.scales[size_t(r) * (w.k_pad / kGroup) + g]; }
+  const float* delta_of(int r, int block) const {
+    return out.delta + (r - delta_row) * out.delta_width + (block - delta_block) * kBlock;
+  }
   const int32_t* sums(int r) const { return x.sums + size_t(r) * (w.k_pad / kSubgroup); }
 };
 
@@ -100,44 +105,6 @@ inline void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   }
 }
 
-// y[r] += B low of rows r that have one adapter, for one block. Rows are added to in turn, since each
-// addition waits for the row's last.
-template <int MR, int NT>
-inline void expand_block(const uint16_t* b, int rank, const float* const low[MR], int t,
-                         Floats y[MR][NT]) {
-  for (int j = 0; j < rank; ++j) {
-    const Floats values = load_bf16(b + j * kBlock);
-    for (int r = 0; r < MR; ++r) y[r][t] = fma(floats(low[r][j]), values, y[r][t]);
-  }
-}
-
-// What adapters add to their rows of a tile.
-template <int MR, int NT>
-void expand(const Job& job, int r0, int b0, Floats y[MR][NT]) {
-  const RowAdapter* rows = job.out.adapters + r0;
-  bool shared = rows[0].linear != nullptr;
-  for (int r = 1; r < MR; ++r) shared = shared && rows[r].linear == rows[0].linear;
-  for (int p = 0; p < kLoraParts; ++p) {
-    const float* low[MR];
-    for (int r = 0; r < MR; ++r)
-      low[r] = rows[r].linear ? rows[r].low + p * job.out.low_stride : nullptr;
-    for (int t = 0; t < NT; ++t) {
-      if (shared) {
-        const LoraPart& part = rows[0].linear->parts[p];
-        const uint16_t* b = lora_block(part, b0 + t);
-        if (b) expand_block<MR, NT>(b, part.rank, low, t, y);
-        continue;
-      }
-      for (int r = 0; r < MR; ++r) {
-        if (!rows[r].linear) continue;
-        const LoraPart& part = rows[r].linear->parts[p];
-        const uint16_t* b = lora_block(part, b0 + t);
-        if (b) expand_block<1, NT>(b, part.rank, low + r, t, y + r);
-      }
-    }
-  }
-}
-
 template <int MR, int NT, int EPI>
 inline void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   if (job.w.bias)
@@ -145,7 +112,9 @@ inline void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
       const Floats bias = load(job.w.bias + (b0 + t) * kBlock, kBlock);
       for (int r = 0; r < MR; ++r) y[r][t] = y[r][t] + bias;
     }
-  if (job.out.adapters) expand<MR, NT>(job, r0, b0, y);
+  if (job.out.adapters)
+    for (int r = 0; r < MR; ++r)
+      for (int t = 0; t < NT; ++t) y[r][t] = y[r][t] + load(job.delta_of(r0 + r, b0 + t), kBlock);
   if constexpr (EPI == kSiluMul) {
     for (int r = 0; r < MR; ++r) {
       float* out = job.out.data + (r0 + r) * job.out.stride + b0 / 2 * kBlock;
@@ -204,12 +173,12 @@ void panel(const Job& job, int begin, int end, int b0) {
 
 // Some rows stay in the first-level cache while a few blocks, held by the second, pass over them.
 template <int KIND, int EPI>
-void columns(const Job& job, int rows, Share share) {
+void groups(const Job& job, Rows rows, Rows blocks) {
   constexpr int kTogether = EPI == kSiluMul ? 2 : kTileBlocks;
-  for (int group = share.begin; group < share.end; group += kGroupBlocks) {
-    const int last = share.end < group + kGroupBlocks ? share.end : group + kGroupBlocks;
-    for (int r = 0; r < rows; r += kChunkRows) {
-      const int end = rows < r + kChunkRows ? rows : r + kChunkRows;
+  for (int group = blocks.begin; group < blocks.end; group += kGroupBlocks) {
+    const int last = std::min(blocks.end, group + kGroupBlocks);
+    for (int r = rows.begin; r < rows.end; r += kChunkRows) {
+      const int end = std::min(rows.end, r + kChunkRows);
       int b = group;
       for (; b + kTogether <= last; b += kTogether) panel<kTogether, KIND, EPI>(job, r, end, b);
       if constexpr (EPI != kSiluMul && kTogether > 1)
@@ -218,8 +187,24 @@ void columns(const Job& job, int rows, Share share) {
   }
 }
 
+// With adapters, a chunk of rows at a time. Of few rows they fill the whole width of delta: what an
+// adapter has for many blocks lies side by side, and is read at the speed of memory.
+template <int KIND, int EPI>
+void columns(Job& job, int rows, Share share) {
+  if (!job.out.adapters) return groups<KIND, EPI>(job, {0, rows}, share);
+  const int wide = rows > kChunkRows ? kGroupBlocks : kDeltaWidth / kBlock - 1;
+  job.out.delta_width = (wide + 1) * kBlock;
+  for (int b = share.begin; b < share.end; b += wide)
+    for (int r = 0; r < rows; r += kChunkRows) {
+      const Rows some{r, std::min(rows, r + kChunkRows)}, blocks{b, std::min(share.end, b + wide)};
+      expand(job.out, some, blocks);
+      job.delta_row = r, job.delta_block = b;
+      groups<KIND, EPI>(job, some, blocks);
+    }
+}
+
 template <int KIND>
-void by_epilogue(const Job& job, int rows, Share share) {
+void by_epilogue(Job& job, int rows, Share share) {
   switch (job.out.epilogue) {
     case kStore: columns<KIND, kStore>(job, rows, share); break;
     case kAdd: columns<KIND, kAdd>(job, rows, share); break;
@@ -229,7 +214,7 @@ void by_epilogue(const Job& job, int rows, Share share) {
 
 void gemm(const Weight& w, const Activations& x, int rows, const Output& out, int tid,
           int threads) {
-  const Job job(w, x, out);
+  Job job(w, x, out);
   const int unit = out.epilogue == kSiluMul ? 2 : 1;  // gate and up stay together
   Share share(blocks(w.n) / unit, tid, threads);
   share.begin *= unit;
@@ -241,17 +226,3 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
   }
 }
 
-// Four sums a lane, so that no addition waits for the one before it.
-void shrink_row(const LoraPart& part, const float* x, int k, float* low) {
-  const int padded = round_up(part.rank, kBlock);
-  for (int j = 0; j < padded; j += kBlock) {
-    Floats sums[4] = {floats(0.0f), floats(0.0f), floats(0.0f), floats(0.0f)};
-    const uint16_t* a = part.a + j;
-    int i = 0;
-    for (; i + 4 <= k; i += 4)
-      for (int s = 0; s < 4; ++s)
-        sums[s] = fma(floats(x[i + s]), load_bf16(a + size_t(i + s) * padded), sums[s]);
-    for (; i < k; ++i) sums[0] = fma(floats(x[i]), load_bf16(a + size_t(i) * padded), sums[0]);
-    store(low + j, kBlock, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-}

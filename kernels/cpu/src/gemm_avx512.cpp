@@ -56,7 +56,7 @@ void rms_norm_row(const float* x, const float* weight, float eps, int k, float* 
 }  // namespace
 
 const LinearOps kLinearAvx512{"avx512_vnni", gemm, quantise_row, rms_norm_row,
-                              shrink_row};
+                              shrink_rows};
 
 }  // namespace tokenloom
 #endif

@@ -14,8 +14,10 @@ struct LinearOps {
   void (*quantise_row)(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums);
   // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int k, float* y);
-  // low[rank padded to 16] = A x of one part.
-  void (*shrink_row)(const LoraPart&, const float* x, int k, float* low);
+  // low = A x of one part, for rows that lie `stride` and `low_stride` floats apart; `next`, or null,
+  // is the part that comes after it.
+  void (*shrink_rows)(const LoraPart&, const LoraPart* next, const float* x, size_t stride,
+                      int rows, int k, float* low, size_t low_stride);
 };
 
 // One query row of an attention unit: a token's head against the first keys of a piece.
@@ -79,6 +81,7 @@ struct Choice {
 using Choose = int32_t (*)(const Choice&);
 
 // For a level of the machine, see api.cpp.
+const LinearOps* linear_ops(int32_t isa);
 const AttentionOps* attention_ops(int32_t isa, int32_t kv_kind);
 
 extern const LinearOps kLinearPortable;

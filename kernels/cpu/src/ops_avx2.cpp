@@ -27,7 +27,7 @@ namespace avx2 {
 }
 }  // namespace
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row,
-                                avx2::shrink_row};
+                                avx2::shrink_rows};
 const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
 const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};
 const Choose kChooseAvx2 = avx2::choose;

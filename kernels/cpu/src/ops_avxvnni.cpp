@@ -26,7 +26,7 @@ namespace avxvnni {
 }  // namespace
 const LinearOps kLinearAvxVnni{"avx_vnni", avxvnni::gemm, avxvnni::quantise_row,
                                avxvnni::rms_norm_row,
-                                avxvnni::shrink_row};
+                                avxvnni::shrink_rows};
 const AttentionOps kAttentionInt8AvxVnni{"avx_vnni", avxvnni::int8_piece, avxvnni::merge};
 }  // namespace tokenloom
 #pragma GCC pop_options

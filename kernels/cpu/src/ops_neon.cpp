@@ -24,7 +24,7 @@ namespace neon {
 }
 }  // namespace
 const LinearOps kLinearNeon{"neon_dotprod", neon::gemm, neon::quantise_row, neon::rms_norm_row,
-                                neon::shrink_row};
+                                neon::shrink_rows};
 const AttentionOps kAttentionNeon{"neon", neon::piece, neon::merge};
 const AttentionOps kAttentionInt8Neon{"neon_dotprod", neon::int8_piece, neon::merge};
 }  // namespace tokenloom

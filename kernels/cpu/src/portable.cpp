@@ -15,7 +15,7 @@ namespace portable {
 }
 const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_row,
                                 portable::rms_norm_row,
-                                portable::shrink_row};
+                                portable::shrink_rows};
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge};
 const AttentionOps kAttentionInt8Portable{"portable", portable::int8_piece, portable::merge};
 const Choose kChoosePortable = portable::choose;

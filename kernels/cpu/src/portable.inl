@@ -66,7 +66,7 @@ inline void expand(const Output& out, int r, int b, float y[]) {
     if (!values) continue;
     const float* low = out.adapters[r].low + p * out.low_stride;
     for (int j = 0; j < part.rank; ++j)
-      for (int o = 0; o < kBlock; ++o) y[o] += low[j] * from_bf16(values[j * kBlock + o]);
+      for (int o = 0; o < kBlock; ++o) y[o] += low[j] * from_bf16(values[lora_b(j, o)]);
   }
 }
 
@@ -91,11 +91,13 @@ void gemm(const Weight& w, const Activations& x, int rows, const Output& out, in
     }
 }
 
-void shrink_row(const LoraPart& part, const float* x, int k, float* low) {
-  const int padded = round_up(part.rank, kBlock);
-  for (int j = 0; j < padded; ++j) low[j] = 0.0f;
-  for (int i = 0; i < k; ++i)
-    for (int j = 0; j < padded; ++j) low[j] += x[i] * from_bf16(part.a[size_t(i) * padded + j]);
+void shrink_rows(const LoraPart& part, const LoraPart*, const float* x, size_t stride, int rows,
+                 int k, float* low, size_t low_stride) {
+  for (int r = 0; r < rows; ++r, x += stride, low += low_stride)
+    for (int j = 0; j < part.rank; ++j) {
+      low[j] = 0.0f;
+      for (int i = 0; i < k; ++i) low[j] += x[i] * from_bf16(part.a[lora_a(k, i, j)]);
+    }
 }
 
 inline const uint8_t* block_of(const uint8_t* base, const KeyBlocks& blocks, int t) {

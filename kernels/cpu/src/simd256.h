@@ -11,6 +11,7 @@ namespace {
 constexpr int kMaxRows = 4;  // of a tile of one block: 8 sums, 4 weights and what they need
 constexpr int kTileBlocks = 1;
 constexpr int kRowsOfPair = 2;
+constexpr int kLoraRows = 1;
 
 struct Ints { __m256i v[2]; };
 struct Floats { __m256 v[2]; };
@@ -109,6 +110,13 @@ inline Floats seconds(const Bytes& x) {
   const __m256i mask = _mm256_set1_epi32(int32_t(0xffff0000));
   return {{_mm256_castsi256_ps(_mm256_and_si256(x.v[0], mask)),
            _mm256_castsi256_ps(_mm256_and_si256(x.v[1], mask))}};
+}
+// p[0] and p[1] in turn.
+inline Floats alternate(const float* p) {
+  double both;
+  std::memcpy(&both, p, 8);
+  const __m256 v = _mm256_castpd_ps(_mm256_set1_pd(both));
+  return {{v, v}};
 }
 inline Floats load(const float* p) { return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
 inline void store(float* p, Floats x) {

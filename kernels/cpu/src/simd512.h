@@ -62,6 +62,7 @@ inline void merge512(float* out, const float* part, int dim) {
 constexpr int kMaxRows = 6;   // of a tile of two blocks: 12 sums and 12 totals fill the registers
 constexpr int kTileBlocks = 2;
 constexpr int kRowsOfPair = kMaxRows;
+constexpr int kLoraRows = 4;
 
 struct Ints { __m512i v; };
 struct Floats { __m512 v; };
@@ -105,6 +106,17 @@ inline void store(float* p, int count, Floats x) {
 inline Floats silu(Floats x) {
   const __m512 e = exp512(_mm512_sub_ps(_mm512_setzero_ps(), x.v));
   return {_mm512_div_ps(x.v, _mm512_add_ps(_mm512_set1_ps(1.0f), e))};
+}
+// Of 16 pairs of bf16, the first or the second of each.
+inline Floats firsts(Bytes x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
+inline Floats seconds(Bytes x) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(int32_t(0xffff0000))))};
+}
+// p[0] and p[1] in turn.
+inline Floats alternate(const float* p) {
+  double both;
+  std::memcpy(&both, p, 8);
+  return {_mm512_castpd_ps(_mm512_set1_pd(both))};
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 

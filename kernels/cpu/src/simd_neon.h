@@ -10,6 +10,7 @@ namespace {
 constexpr int kMaxRows = 4;  // of a tile of one block: 16 sums, 4 weights and what they need
 constexpr int kTileBlocks = 1;
 constexpr int kRowsOfPair = 2;
+constexpr int kLoraRows = 1;
 
 struct Ints { int32x4_t v[4]; };
 struct Floats { float32x4_t v[4]; };
@@ -95,6 +96,12 @@ inline Floats seconds(const Bytes& x) {
     return vreinterpretq_f32_u32(
         vandq_u32(vreinterpretq_u32_u8(x.v[i]), vdupq_n_u32(0xffff0000)));
   });
+}
+// p[0] and p[1] in turn.
+inline Floats alternate(const float* p) {
+  const float32x2_t both = vld1_f32(p);
+  const float32x4_t v = vcombine_f32(both, both);
+  return {{v, v, v, v}};
 }
 inline Floats load(const float* p) {
   return each<Floats>([&](int i) { return vld1q_f32(p + 4 * i); });

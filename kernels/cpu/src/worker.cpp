@@ -8,10 +8,12 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kManyUnits = 4;  // for each thread
+constexpr int kManyUnits = 4;     // for each thread
+constexpr int kRowsTogether = 8;  // on their way into a product, while they are in the first cache
 
 // Buffers of a thread; a step never needs two of a kind at a time.
 thread_local std::vector<float> floats;
+thread_local std::vector<float> deltas;
 thread_local std::vector<QueryRow> query_rows;
 thread_local std::vector<float*> wholes;
 thread_local std::vector<uint16_t> gathered;
@@ -108,55 +110,84 @@ void Worker::embed() {
 
 void Worker::add_embedding(const LoraAdapter& adapter, int id, float* x) {
   const LoraPart& part = adapter.embedding.parts[0];
-  const uint16_t* low = part.a + size_t(id) * round_up(part.rank, kBlock);
+  const uint16_t* low = part.a + size_t(id) * round_up(part.rank, 2);
   for (int b = 0; b < part.num_blocks; ++b) {
     const uint16_t* values = lora_block(part, b);
     const int count = std::min(kBlock, e.shape.hidden - b * kBlock);
     for (int j = 0; values && j < part.rank; ++j)
       for (int o = 0; o < count; ++o)
-        x[b * kBlock + o] += from_bf16(low[j]) * from_bf16(values[j * kBlock + o]);
+        x[b * kBlock + o] += from_bf16(low[j]) * from_bf16(values[lora_b(j, o)]);
   }
 }
 
-// The low-rank inputs of a row for the product that comes next.
-void Worker::shrink(const float* x, int k, int row, int linear) {
-  const int token = linear == kHeadLinear ? step.samples[row] : row;
-  const LoraAdapter* adapter = e.token_adapters[token];
-  e.row_adapters[row] = {nullptr, nullptr};
-  if (!adapter) return;
+// What the row's adapter changes of a linear map; null if nothing.
+const LoraLinear* Worker::change_of(int row, int linear) const {
+  const LoraAdapter* adapter = e.token_adapters[linear == kHeadLinear ? step.samples[row] : row];
+  if (!adapter) return nullptr;
   const LoraLinear& change = linear == kHeadLinear ? adapter->head : adapter->linears[linear];
-  float* low = e.low.data() + size_t(row) * kLoraParts * e.low_stride;
-  for (int p = 0; p < kLoraParts; ++p)
-    if (change.parts[p].rank) e.linear->shrink_row(change.parts[p], x, k, low + p * e.low_stride);
-  e.row_adapters[row] = {&change, low};
+  for (const LoraPart& part : change.parts)
+    if (part.rank) return &change;
+  return nullptr;
 }
 
-void Worker::quantise(const float* x, const Weight& next, int row, int linear) {
-  if (!e.token_adapters.empty()) shrink(x, next.k, row, linear);
+// The low-rank inputs of rows for the product that comes next; those of one adapter together.
+void Worker::shrink(const float* x, size_t stride, int k, Rows rows, int linear) {
+  const size_t row_stride = kLoraParts * e.low_stride;
+  for (int r = rows.begin, end; r < rows.end; r = end) {
+    const LoraLinear* change = change_of(r, linear);
+    const LoraLinear* next = nullptr;
+    for (end = r; end < rows.end && (next = change_of(end, linear)) == change; ++end)
+      e.row_adapters[end] = {change, e.low.data() + end * row_stride};
+    for (int p = 0; change && p < kLoraParts; ++p) {
+      const LoraPart* following = p + 1 < kLoraParts ? &change->parts[p + 1] : nullptr;
+      if (!following || !following->rank) following = next ? next->parts : nullptr;
+      if (change->parts[p].rank)
+        e.linear->shrink_rows(change->parts[p], following, x + (r - rows.begin) * stride, stride,
+                              end - r, k, e.row_adapters[r].low + p * e.low_stride, row_stride);
+    }
+  }
+}
+
+// `x` is the first of the rows.
+void Worker::quantise(const float* x, size_t stride, const Weight& next, Rows rows, int linear) {
   const int k_pad = next.k_pad;
-  e.linear->quantise_row(x, next.k, k_pad, e.q8.data() + size_t(row) * k_pad,
-                         e.q8_scales.data() + size_t(row) * (k_pad / kGroup),
-                         e.q8_sums.data() + size_t(row) * (k_pad / kSubgroup));
+  for (int first = rows.begin; first < rows.end; first += kRowsTogether) {
+    const Rows some{first, std::min(first + kRowsTogether, rows.end)};
+    if (!e.token_adapters.empty()) shrink(x, stride, next.k, some, linear);
+    for (int r = some.begin; r < some.end; ++r, x += stride)
+      e.linear->quantise_row(x, next.k, k_pad, e.q8.data() + size_t(r) * k_pad,
+                             e.q8_scales.data() + size_t(r) * (k_pad / kGroup),
+                             e.q8_sums.data() + size_t(r) * (k_pad / kSubgroup));
+  }
 }
 
 void Worker::norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows,
                                int linear) {
   const Share share(rows, tid, threads);
-  floats.resize(next.k);
-  for (int r = share.begin; r < share.end; ++r) {
-    e.linear->rms_norm_row(x + size_t(r) * next.k, weight, e.shape.eps, next.k, floats.data());
-    quantise(floats.data(), next, r, linear);
+  const size_t k = next.k;
+  floats.resize(kRowsTogether * k);
+  for (int first = share.begin; first < share.end; first += kRowsTogether) {
+    const Rows some{first, std::min(first + kRowsTogether, share.end)};
+    for (int r = some.begin; r < some.end; ++r)
+      e.linear->rms_norm_row(x + r * k, weight, e.shape.eps, next.k,
+                             floats.data() + (r - first) * k);
+    quantise(floats.data(), k, next, some, linear);
   }
 }
 
 void Worker::quantise_rows(const float* x, size_t stride, const Weight& next, int rows,
                            int linear) {
   const Share share(rows, tid, threads);
-  for (int r = share.begin; r < share.end; ++r) quantise(x + r * stride, next, r, linear);
+  quantise(x + share.begin * stride, stride, next, share, linear);
 }
 
 void Worker::gemm(const Weight& w, int rows, Output out) {
-  if (!e.token_adapters.empty()) out.adapters = e.row_adapters.data(), out.low_stride = e.low_stride;
+  const auto changes = [](const RowAdapter& row) { return row.linear != nullptr; };
+  const auto first = e.row_adapters.begin();
+  if (!e.token_adapters.empty() && std::any_of(first, first + rows, changes)) {
+    deltas.resize(kChunkRows * kDeltaWidth);
+    out.adapters = e.row_adapters.data(), out.low_stride = e.low_stride, out.delta = deltas.data();
+  }
   e.linear->gemm(w, {e.q8.data(), e.q8_scales.data(), e.q8_sums.data()}, rows, out, tid, threads);
 }
 
@@ -329,8 +360,8 @@ void Worker::merge_and_quantise(const Weight& o, int linear) {
       for (int d = 0; d < e.shape.head_dim; ++d)
         out[h * e.shape.head_dim + d] = whole[d] * inverse;
     }
-    quantise(out, o, t, linear);
   }
+  quantise(e.attended.data() + size_t(share.begin) * o.k, o.k, o, share, linear);
 }
 
 void Worker::gather_samples() {

@@ -33,8 +33,9 @@ struct Worker {
   void gather_samples();
 
  private:
-  void quantise(const float* x, const Weight& next, int row, int linear);
-  void shrink(const float* x, int k, int row, int linear);
+  void quantise(const float* x, size_t stride, const Weight& next, Rows rows, int linear);
+  const LoraLinear* change_of(int row, int linear) const;
+  void shrink(const float* x, size_t stride, int k, Rows rows, int linear);
   void add_embedding(const LoraAdapter& adapter, int id, float* x);
   float* partial(int slot, int head);
   void rotate(float* head, const float* norm, int position);

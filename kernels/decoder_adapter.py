@@ -71,7 +71,8 @@ class DecoderAdapter:
         rank, (first, offset) = b.shape[1], divmod(place.start, _BLOCK)
         outputs = torch.zeros(_up(offset + b.shape[0], _BLOCK), _up(rank, 2))
         outputs[offset : offset + b.shape[0], :rank] = b
-        blocks = outputs.view(-1, _BLOCK, outputs.shape[1] // 2, 2).transpose(1, 2)
+        pairs = outputs.to(torch.bfloat16).view(torch.int32)  # of ranks: they stay together
+        blocks = pairs.view(-1, _BLOCK, pairs.shape[1]).transpose(1, 2)
         return native.LoraPart(
             self._keep(packed_a),
             self._keep(blocks),
@@ -82,8 +83,8 @@ class DecoderAdapter:
         )
 
     def _keep(self, values: torch.Tensor) -> int:
-        """Its address in bf16."""
-        kept = self._memory.take(values.numel(), torch.bfloat16)
+        """The address of a copy."""
+        kept = self._memory.take(values.numel(), values.dtype)
         kept.view(values.shape).copy_(values)
         self.num_bytes += kept.nbytes
         return kept.data_ptr()
@@ -94,14 +95,15 @@ def _linear_a(a: torch.Tensor) -> torch.Tensor:
     rank, inputs = a.shape
     padded = torch.zeros(_up(rank, _RANKS), _up(inputs, _INPUTS))
     padded[:rank, :inputs] = a
-    return padded.view(-1, _RANKS, padded.shape[1] // _INPUTS, 2, 2).permute(0, 2, 1, 4, 3)
+    fours = padded.to(torch.bfloat16).view(-1, 2, 2).transpose(1, 2).reshape(-1, _INPUTS)
+    return fours.view(torch.int64).view(-1, _RANKS, padded.shape[1] // _INPUTS).transpose(1, 2)
 
 
 def _embedding_a(a: torch.Tensor) -> torch.Tensor:
     """[ids, ranks], an even number of them."""
     padded = torch.zeros(a.shape[1], _up(a.shape[0], 2))
     padded[:, : a.shape[0]] = a.T
-    return padded
+    return padded.to(torch.bfloat16)
 
 
 def _up(count: int, unit: int) -> int:

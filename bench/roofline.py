@@ -2,7 +2,8 @@
 
 The floor of a phase is the larger of its bytes over the measured read bandwidth and its operations
 over the measured int8 rate, both with all threads; attention counts the bytes of its keys and
-values. Works on the packed modes of the native CPU library, on any model.
+values, and each adapter of a step is read once. Works on the packed modes of the native CPU
+library, on any model.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ import torch
 
 from ..kernels.cpu.arena import Arena
 from ..kernels.decoder import cache_width
+from ..kernels.decoder_adapter import DecoderAdapter, Factors, Key
 from ..kernels.quantised_linear import PackedWeight, Rows, pack, quantised_linear
 from ..model_files.resolve import resolve_model
 from ..scheduler_proc.models.forward_batch import ForwardBatch
@@ -80,8 +82,15 @@ def measure_machine(threads: int) -> Machine:
 class Stepper:
     """Runs the same step again and again over a cache of its own."""
 
-    def __init__(self, model: PackedLlama, case: Case, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: PackedLlama,
+        case: Case,
+        kv_dtype: torch.dtype,
+        adapters: Sequence[DecoderAdapter] = (),
+    ) -> None:
         spec, (requests, extend, context) = model.spec, case
+        named = adapters[:requests]
         pages = -(-(context + extend) // PAGE)
         width = cache_width(spec.head_dim, kv_dtype)
         size = ((requests * pages + 1) * PAGE, spec.num_kv_heads, width)
@@ -108,14 +117,36 @@ class Stepper:
             logit_indices=torch.arange(1, requests + 1) * extend - 1,
             k_cache=caches[::2],
             v_cache=caches[1::2],
+            # Rows of one adapter side by side, as the scheduler has them.
+            adapters=[named[i * len(named) // requests] for i in range(requests) if named],
         )
 
     def step(self) -> None:
         self._model.forward(self._batch)
 
 
-def work_of(model: PackedLlama, case: Case, kv_dtype: torch.dtype) -> dict[str, Work]:
-    """By phase; what is not named here has no floor worth counting."""
+def random_adapters(model: PackedLlama, count: int, rank: int) -> list[DecoderAdapter]:
+    """They change all maps of each layer."""
+    spec = model.spec
+    hidden, inner, q = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+    kv = spec.num_kv_heads * spec.head_dim
+    sizes = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
+             "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}  # fmt: skip
+
+    def factors() -> dict[Key, Factors]:
+        return {
+            (layer, name): (torch.randn(rank, inputs), torch.randn(outputs, rank) / 1000)
+            for layer in range(spec.num_layers)
+            for name, (outputs, inputs) in sizes.items()
+        }
+
+    return [DecoderAdapter(model.shape, spec.num_layers, factors()) for _ in range(count)]
+
+
+def work_of(
+    model: PackedLlama, case: Case, kv_dtype: torch.dtype, adapters: Sequence[DecoderAdapter]
+) -> dict[str, Work]:
+    """By phase, and of adapters in all; what is not named here has no floor worth counting."""
     requests, extend, context = case
     spec, tokens = model.spec, requests * extend
     works = {}
@@ -128,14 +159,20 @@ def work_of(model: PackedLlama, case: Case, kv_dtype: torch.dtype) -> dict[str, 
     width = cache_width(spec.head_dim, kv_dtype) * kv_dtype.itemsize
     per_token = 2.0 * spec.num_layers * spec.num_kv_heads * width
     works["attend"] = Work(per_token * requests * (context + extend))
+    works["adapters"] = Work(sum(adapter.num_bytes for adapter in adapters[:requests]))
     return works
 
 
 def report(
-    model: PackedLlama, machine: Machine, case: Case, kv_dtype: torch.dtype, steps: int
+    model: PackedLlama,
+    machine: Machine,
+    case: Case,
+    kv_dtype: torch.dtype,
+    adapters: Sequence[DecoderAdapter],
+    steps: int,
 ) -> object:
     requests, extend, context = case
-    stepper = Stepper(model, case, kv_dtype)
+    stepper = Stepper(model, case, kv_dtype, adapters)
     stepper.step()
     model.profile()
     times = []
@@ -144,9 +181,11 @@ def report(
         stepper.step()
         times.append(time.perf_counter() - start)
     seconds = {name: value / steps for name, value in model.profile().items()}
-    works = work_of(model, case, kv_dtype)
+    works = work_of(model, case, kv_dtype, adapters)
     whole, floor = median(times), sum(work.floor(machine) for work in works.values())
     label = f"{requests} x {extend} tokens, context {context}"
+    if adapters:
+        label += f", {min(requests, len(adapters))} adapters"
     print(f"\n{label}: {whole * 1e3:.2f} ms, floor {floor * 1e3:.2f} ms, {floor / whole:.0%}")
     for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
         share = f"{works[name].floor(machine) / value:6.0%}" if name in works else "     -"
@@ -163,6 +202,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dtype", choices=["int8", "int4"], default="int8")
     parser.add_argument("--kv-cache-dtype", choices=list(KV_DTYPES), default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--adapters", type=int, default=0, help="in a step of so many rows or more (default: none)"
+    )
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters (default: 8)")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each case")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(argv)
@@ -179,7 +222,11 @@ def main(argv: list[str]) -> int:
         threads=options.threads,
     )
     model.pin(list(range(options.threads)))
-    rows = [report(model, machine, case, kv_dtype, options.steps) for case in [*CASES, PREFILL]]
+    adapters = random_adapters(model, options.adapters, options.rank)
+    rows = [
+        report(model, machine, case, kv_dtype, adapters, options.steps)
+        for case in [*CASES, PREFILL]
+    ]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2))
     return 0

@@ -87,9 +87,11 @@ struct RowAdapter {
   float* low;  // A x of each part, `low_stride` floats apart
 };
 
-// A product of more rows is made of such chunks; what adapters add to one, in so many floats of a row.
+// A product of more rows is made in chunks. What adapters add to one is made for so many blocks at
+// a time; a block lies between its rows, or a column of them would meet in few sets of the cache.
 constexpr int kChunkRows = 36;
-constexpr int kDeltaWidth = 65 * kBlock;
+constexpr int kDeltaBlocks = 64;
+constexpr int kDeltaWidth = (kDeltaBlocks + 1) * kBlock;
 
 struct Output {
   float* data;

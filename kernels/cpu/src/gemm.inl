@@ -13,7 +13,7 @@ struct Job {
   const Activations& x;
   Output out;
   size_t bytes, scales;  // of a block
-  int delta_row = 0, delta_block = 0;  // the corner that out.delta begins with
+  int delta_row = 0, delta_block = 0;  // the corner of what out.delta holds
 
   Job(const Weight& weight, const Activations& activations, const Output& output)
       : w(weight), x(activations), out(output), bytes(block_bytes(w.kind, w.k_pad)),
@@ -32,7 +32,7 @@ struct Job {
 template <int MR, int NT>
 inline void products(const uint8_t* const w[NT], const int8_t* const a[MR], int steps,
                      Ints acc[MR][NT]) {
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (int i = 0; i < steps; ++i) {
     Biased wv[NT];
     for (int t = 0; t < NT; ++t) wv[t] = load_biased(w[t] + 4 * kBlock * i);
@@ -192,7 +192,7 @@ void groups(const Job& job, Rows rows, Rows blocks) {
 template <int KIND, int EPI>
 void columns(Job& job, int rows, Share share) {
   if (!job.out.adapters) return groups<KIND, EPI>(job, {0, rows}, share);
-  const int wide = rows > kChunkRows ? kGroupBlocks : kDeltaWidth / kBlock - 1;
+  const int wide = rows > kChunkRows ? kGroupBlocks : kDeltaBlocks;
   job.out.delta_width = (wide + 1) * kBlock;
   for (int b = share.begin; b < share.end; b += wide)
     for (int r = 0; r < rows; r += kChunkRows) {

@@ -62,6 +62,7 @@ inline void merge512(float* out, const float* part, int dim) {
 constexpr int kMaxRows = 6;   // of a tile of two blocks: 12 sums and 12 totals fill the registers
 constexpr int kTileBlocks = 2;
 constexpr int kRowsOfPair = kMaxRows;
+constexpr int kUnroll = 16;  // or the compiler keeps totals in memory
 constexpr int kLoraRows = 4;
 
 struct Ints { __m512i v; };

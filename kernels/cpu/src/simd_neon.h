@@ -10,6 +10,7 @@ namespace {
 constexpr int kMaxRows = 4;  // of a tile of one block: 16 sums, 4 weights and what they need
 constexpr int kTileBlocks = 1;
 constexpr int kRowsOfPair = 2;
+constexpr int kUnroll = 4;
 constexpr int kLoraRows = 1;
 
 struct Ints { int32x4_t v[4]; };

@@ -143,13 +143,10 @@ def quantised_linear(
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}], got {x.dtype} {list(x.shape)}")
     library = native.load()
-    x, rows, k_pad = x.contiguous(), x.shape[0], _padded(weight.k)
+    x, rows = x.contiguous(), x.shape[0]
     epilogue = native.SILU_MUL if silu_mul else native.STORE if out is None else native.ADD
     if out is None:
         out = torch.empty(rows, weight.n // 2 if silu_mul else weight.n)
-    q = torch.empty(rows, k_pad, dtype=torch.int8)
-    scales = torch.empty(rows, k_pad // native.GROUP)
-    sums = torch.empty(rows, k_pad // 32, dtype=torch.int32)
     library.tl_linear(
         ctypes.byref(weight.struct()),
         x.data_ptr(),
@@ -158,9 +155,6 @@ def quantised_linear(
         out.stride(0),
         epilogue,
         library.tl_best_isa() if isa is None else isa,
-        q.data_ptr(),
-        scales.data_ptr(),
-        sums.data_ptr(),
     )
     return out
 

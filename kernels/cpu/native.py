@@ -178,7 +178,4 @@ def _declare(library: ctypes.CDLL) -> None:
         c_int64,
         c_int32,
         c_int32,
-        c_void_p,
-        c_void_p,
-        c_void_p,
     ]

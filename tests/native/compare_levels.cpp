@@ -62,12 +62,14 @@ struct Product {
   std::vector<float> run(int level) const {
     const LinearOps& ops = *linear_ops(level);
     const int width = epilogue == kSiluMul ? w.n / 2 : w.n;
-    std::vector<float> y(size_t(rows) * width, 1.0f), scales(size_t(rows) * w.k_pad / kGroup);
-    std::vector<int8_t> q(size_t(rows) * w.k_pad);
-    std::vector<int32_t> sums(size_t(rows) * w.k_pad / kSubgroup);
+    const size_t size = size_t(rows) * w.k_pad;
+    std::vector<float> y(size_t(rows) * width, 1.0f);
+    std::vector<int8_t> q(size);
+    std::vector<float> scales(size / kGroup), x_sums(size / kSubgroup);
+    std::vector<int32_t> sums(size / kSubgroup);
+    const Activations to{q.data(), scales.data(), sums.data(), x_sums.data()};
     for (int r = 0; r < rows; ++r)
-      ops.quantise_row(&x[size_t(r) * w.k], w.k, w.k_pad, &q[size_t(r) * w.k_pad],
-                       &scales[size_t(r) * w.k_pad / kGroup], &sums[size_t(r) * w.k_pad / kSubgroup]);
+      ops.quantise_row(&x[size_t(r) * w.k], w.k, w.k_pad, to.from(r, w.k_pad));
     Output out{y.data(), size_t(width), epilogue};
     constexpr size_t kLowStride = 32;
     std::vector<float> low(rows * kLoraParts * kLowStride), delta(kChunkRows * kDeltaWidth);
@@ -81,7 +83,7 @@ struct Product {
     }
     if (!adapters.empty())
       out.adapters = of_rows.data(), out.low_stride = kLowStride, out.delta = delta.data();
-    ops.gemm(w, {q.data(), scales.data(), sums.data()}, rows, out, 0, 1);
+    ops.gemm(w, to, rows, out, 0, 1);
     return y;
   }
 };

@@ -146,13 +146,16 @@ TL_EXPORT void tl_choose(Choice* choices, int32_t count, int32_t threads, int32_
 
 // One product, for tests and benchmarks: rows [rows, k] of floats against `w`.
 TL_EXPORT void tl_linear(const Weight* w, const float* x, int32_t rows, float* out, int64_t stride,
-               int32_t epilogue, int32_t isa, int8_t* q, float* scales, int32_t* sums) {
+               int32_t epilogue, int32_t isa) {
   const LinearOps* ops = linear_ops(isa);
+  const size_t size = size_t(rows) * w->k_pad;
+  std::vector<int8_t> q(size);
+  std::vector<float> scales(size / kGroup), x_sums(size / kSubgroup);
+  std::vector<int32_t> sums(size / kSubgroup);
+  const Activations to{q.data(), scales.data(), sums.data(), x_sums.data()};
   for (int r = 0; r < rows; ++r)
-    ops->quantise_row(x + size_t(r) * w->k, w->k, w->k_pad, q + size_t(r) * w->k_pad,
-                      scales + size_t(r) * (w->k_pad / kGroup),
-                      sums + size_t(r) * (w->k_pad / kSubgroup));
-  ops->gemm(*w, {q, scales, sums}, rows, {out, size_t(stride), epilogue}, 0, 1);
+    ops->quantise_row(x + size_t(r) * w->k, w->k, w->k_pad, to.from(r, w->k_pad));
+  ops->gemm(*w, to, rows, {out, size_t(stride), epilogue}, 0, 1);
 }
 
 }

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
+// For what shares registers with its caller.
+#define TL_INLINE [[gnu::always_inline]] inline
+
 namespace tokenloom {
 
 constexpr int kPage = 16;    // tokens in a block of the KV cache
@@ -49,7 +52,13 @@ struct Weight {
 struct Activations {
   int8_t* q;       // [rows, k_pad]; zero beyond k
   float* scales;   // [rows, k_pad / 64]
-  int32_t* sums;   // [rows, k_pad / 32]: sums of q
+  int32_t* sums;   // [rows, k_pad / 32]: of q
+  float* x_sums;   // the same times their scale: what the minima of 4-bit weights are multiplied by
+
+  Activations from(size_t row, size_t k_pad) const {
+    return {q + row * k_pad, scales + row * (k_pad / kGroup), sums + row * (k_pad / kSubgroup),
+            x_sums + row * (k_pad / kSubgroup)};
+  }
 };
 
 // What becomes of a product: written, added to what is there, or taken as gate and up projections

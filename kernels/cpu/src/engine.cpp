@@ -130,6 +130,7 @@ void Engine::prepare(const Step& step) {
   grow(q8, tokens * wide);
   grow(q8_scales, tokens * (wide / kGroup));
   grow(q8_sums, tokens * (wide / kSubgroup));
+  grow(q8_x_sums, tokens * (wide / kSubgroup));
   prepare_adapters(step);
 }
 

@@ -117,8 +117,9 @@ struct Engine {
   std::vector<float> partial;  // [slots, heads, dim + 2]
   std::vector<uint8_t> queries;  // [tokens, heads, query_bytes]
   std::vector<int8_t> q8;
-  std::vector<float> q8_scales;
+  std::vector<float> q8_scales, q8_x_sums;
   std::vector<int32_t> q8_sums;
+  Activations activations() { return {q8.data(), q8_scales.data(), q8_sums.data(), q8_x_sums.data()}; }
   std::vector<const LoraAdapter*> token_adapters;  // empty in a step without adapters
   std::vector<RowAdapter> row_adapters;            // of the rows of the product that comes next
   std::vector<float> low;                          // [rows, parts, low_stride]

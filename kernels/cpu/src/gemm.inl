@@ -26,11 +26,12 @@ struct Job {
     return out.delta + (r - delta_row) * out.delta_width + (block - delta_block) * kBlock;
   }
   const int32_t* sums(int r) const { return x.sums + size_t(r) * (w.k_pad / kSubgroup); }
+  const float* x_sums(int r) const { return x.x_sums + size_t(r) * (w.k_pad / kSubgroup); }
 };
 
 // acc[r][t] += the products of `steps` x 4 inputs.
 template <int MR, int NT>
-inline void products(const uint8_t* const w[NT], const int8_t* const a[MR], int steps,
+TL_INLINE void products(const uint8_t* const w[NT], const int8_t* const a[MR], int steps,
                      Ints acc[MR][NT]) {
 #pragma GCC unroll kUnroll
   for (int i = 0; i < steps; ++i) {
@@ -42,7 +43,7 @@ inline void products(const uint8_t* const w[NT], const int8_t* const a[MR], int 
 }
 
 template <int MR, int NT, int KIND>
-inline void dot_int8(const Job& job, int r0, int b0, Floats y[MR][NT]) {
+TL_INLINE void dot_int8(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   constexpr int kSize = KIND == kInt8 ? kGroup : kSubgroup;
   const uint8_t* w[NT];
   const uint16_t* scales[NT];
@@ -71,7 +72,7 @@ inline void dot_int8(const Job& job, int r0, int b0, Floats y[MR][NT]) {
 }
 
 template <int MR, int NT>
-inline void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
+TL_INLINE void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   const uint8_t* w[NT];
   const uint16_t* scales[NT];
   for (int t = 0; t < NT; ++t) w[t] = job.data(b0 + t), scales[t] = job.scale(b0 + t);
@@ -95,9 +96,9 @@ inline void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
     for (int t = 0; t < NT; ++t) {
       const Floats scale = load_f16(scales[t]), minimum = load_f16(scales[t] + kBlock);
       for (int r = 0; r < MR; ++r) {
-        const Floats sum = floats(float(job.sums(r0 + r)[g]));
-        const Floats part = fma(sum, minimum, floats(acc[r][t]) * scale);
-        y[r][t] = fma(part, floats(job.row_scale(r0 + r, g * kSubgroup / kGroup)), y[r][t]);
+        const Floats both = scale * floats(job.row_scale(r0 + r, g * kSubgroup / kGroup));
+        y[r][t] = fma(floats(acc[r][t]), both, y[r][t]);
+        y[r][t] = fma(floats(job.x_sums(r0 + r)[g]), minimum, y[r][t]);
       }
       w[t] += kSubgroup * kBlock / 2;
       scales[t] += 2 * kBlock;
@@ -106,7 +107,7 @@ inline void dot_int4(const Job& job, int r0, int b0, Floats y[MR][NT]) {
 }
 
 template <int MR, int NT, int EPI>
-inline void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
+TL_INLINE void finish(const Job& job, int r0, int b0, Floats y[MR][NT]) {
   if (job.w.bias)
     for (int t = 0; t < NT; ++t) {
       const Floats bias = load(job.w.bias + (b0 + t) * kBlock, kBlock);

@@ -15,7 +15,7 @@ inline __m512 load_tail(const float* x, int left) {
   return left > 0 ? _mm512_maskz_loadu_ps(tail_mask(left), x) : _mm512_setzero_ps();
 }
 
-void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
+void quantise_row(const float* x, int k, int k_pad, const Activations& to) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   for (int i = 0; i < k_pad; i += kGroup) {
     __m512 v[4];
@@ -27,14 +27,17 @@ void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, in
     const Rounding rounding(uint32_t(_mm512_reduce_max_epi32(high)));
     const __mmask16 finite = rounding.finite ? 0xffff : 0;
     const __m512 inverse = _mm512_set1_ps(rounding.inverse);
-    scales[i / kGroup] = rounding.scale;
+    to.scales[i / kGroup] = rounding.scale;
     __m512i n[4];
     for (int j = 0; j < 4; ++j) {
       n[j] = _mm512_maskz_cvtps_epi32(finite, _mm512_mul_ps(v[j], inverse));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i + 16 * j), _mm512_cvtsepi32_epi8(n[j]));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to.q + i + 16 * j), _mm512_cvtsepi32_epi8(n[j]));
     }
-    sums[i / kSubgroup] = _mm512_reduce_add_epi32(_mm512_add_epi32(n[0], n[1]));
-    sums[i / kSubgroup + 1] = _mm512_reduce_add_epi32(_mm512_add_epi32(n[2], n[3]));
+    for (int s = 0; s < 2; ++s) {
+      const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(n[2 * s], n[2 * s + 1]));
+      to.sums[i / kSubgroup + s] = sum;
+      to.x_sums[i / kSubgroup + s] = float(sum) * rounding.scale;
+    }
   }
 }
 

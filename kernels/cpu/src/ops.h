@@ -10,8 +10,9 @@ struct LinearOps {
   const char* name;
   // Thread `tid` of `threads` computes its share of the outputs of all rows.
   void (*gemm)(const Weight&, const Activations&, int rows, const Output&, int tid, int threads);
-  // One row: q = round(x * 127 / max|x|) in each group of 64, the scales, the sums; see Rounding.
-  void (*quantise_row)(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums);
+  // One row: q = round(x * 127 / max|x|) in each group of 64, and what else is told of it; see
+  // Rounding. `to` begins with this row.
+  void (*quantise_row)(const float* x, int k, int k_pad, const Activations& to);
   // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int k, float* y);
   // low = A x of one part, for rows that lie `stride` and `low_stride` floats apart; `next`, or null,

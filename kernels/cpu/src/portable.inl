@@ -28,7 +28,7 @@ inline void dot_int4(const Weight& w, const Activations& x, int r, int b, float 
   const uint8_t* data = w.data + b * block_bytes(w.kind, w.k_pad);
   const uint16_t* scales = w.scales + b * block_scales(w.kind, w.k_pad);
   const int8_t* a = x.q + size_t(r) * w.k_pad;
-  const int32_t* sums = x.sums + size_t(r) * (w.k_pad / kSubgroup);
+  const float* x_sums = x.x_sums + size_t(r) * (w.k_pad / kSubgroup);
   for (int g = 0; g < w.k_pad / kSubgroup; ++g) {
     int32_t acc[kBlock] = {};
     for (int i = 0; i < kSubgroup; i += 8, data += 4 * kBlock)
@@ -42,7 +42,7 @@ inline void dot_int4(const Weight& w, const Activations& x, int r, int b, float 
     for (int o = 0; o < kBlock; ++o) {
       const float scale = from_f16(scales[2 * g * kBlock + o]);
       const float minimum = from_f16(scales[(2 * g + 1) * kBlock + o]);
-      y[o] += (float(acc[o]) * scale + float(sums[g]) * minimum) * row;
+      y[o] += float(acc[o]) * (scale * row) + x_sums[g] * minimum;
     }
   }
 }

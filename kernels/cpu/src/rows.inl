@@ -1,7 +1,7 @@
 // Operations on single rows in plain C++, for compilers to vectorise. Included once per instruction
 // set, inside a namespace of its own.
 
-void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, int32_t* sums) {
+void quantise_row(const float* x, int k, int k_pad, const Activations& to) {
   for (int i = 0; i < k_pad; i += kGroup) {
     const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
     uint32_t top = 0;
@@ -12,13 +12,17 @@ void quantise_row(const float* x, int k, int k_pad, int8_t* q, float* scales, in
       top = bits > top ? bits : top;
     }
     const Rounding rounding(top);
-    scales[i / kGroup] = rounding.scale;
-    sums[i / kSubgroup] = sums[i / kSubgroup + 1] = 0;
+    to.scales[i / kGroup] = rounding.scale;
+    int32_t sums[2] = {0, 0};
     for (int j = 0; j < kGroup; ++j) {
       const bool counts = rounding.finite && j < count;
       const int n = counts ? int(std::nearbyint(x[i + j] * rounding.inverse)) : 0;
-      q[i + j] = int8_t(n);
-      sums[(i + j) / kSubgroup] += n;
+      to.q[i + j] = int8_t(n);
+      sums[j / kSubgroup] += n;
+    }
+    for (int s = 0; s < 2; ++s) {
+      to.sums[i / kSubgroup + s] = sums[s];
+      to.x_sums[i / kSubgroup + s] = float(sums[s]) * rounding.scale;
     }
   }
 }

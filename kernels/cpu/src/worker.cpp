@@ -155,9 +155,7 @@ void Worker::quantise(const float* x, size_t stride, const Weight& next, Rows ro
     const Rows some{first, std::min(first + kRowsTogether, rows.end)};
     if (!e.token_adapters.empty()) shrink(x, stride, next.k, some, linear);
     for (int r = some.begin; r < some.end; ++r, x += stride)
-      e.linear->quantise_row(x, next.k, k_pad, e.q8.data() + size_t(r) * k_pad,
-                             e.q8_scales.data() + size_t(r) * (k_pad / kGroup),
-                             e.q8_sums.data() + size_t(r) * (k_pad / kSubgroup));
+      e.linear->quantise_row(x, next.k, k_pad, e.activations().from(r, k_pad));
   }
 }
 
@@ -188,7 +186,7 @@ void Worker::gemm(const Weight& w, int rows, Output out) {
     deltas.resize(kChunkRows * kDeltaWidth);
     out.adapters = e.row_adapters.data(), out.low_stride = e.low_stride, out.delta = deltas.data();
   }
-  e.linear->gemm(w, {e.q8.data(), e.q8_scales.data(), e.q8_sums.data()}, rows, out, tid, threads);
+  e.linear->gemm(w, e.activations(), rows, out, tid, threads);
 }
 
 void Worker::rotate_and_store(const Layer& layer) {

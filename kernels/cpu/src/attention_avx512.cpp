@@ -12,6 +12,8 @@
 namespace tokenloom {
 namespace {
 
+#include "heads.inl"
+
 constexpr int kRows = 6;
 constexpr int kAhead = 3;  // blocks
 
@@ -111,7 +113,7 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 
 }  // namespace
 
-const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512};
+const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512, rotate, store_query, store_token};
 
 }  // namespace tokenloom
 #endif

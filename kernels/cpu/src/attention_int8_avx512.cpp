@@ -10,6 +10,8 @@
 namespace tokenloom {
 namespace {
 
+#include "heads.inl"
+
 constexpr int kRows = 6;
 constexpr int kAhead = 3;  // blocks
 
@@ -149,7 +151,7 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 
 }  // namespace
 
-const AttentionOps kAttentionInt8Avx512{"avx512_vnni", piece, merge512};
+const AttentionOps kAttentionInt8Avx512{"avx512_vnni", piece, merge512, rotate, store_int8_query, store_int8_token};
 
 }  // namespace tokenloom
 #endif

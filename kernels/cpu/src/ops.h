@@ -48,6 +48,13 @@ struct AttentionOps {
                 int dim);
   // out = out merged with part, both as QueryRow::out.
   void (*merge)(float* out, const float* part, int dim);
+  // A head turned by the angles of its position ([half] cosines, then sines), and scaled.
+  void (*rotate)(float* head, const float* cos_sin, int half, float scale);
+  // To [head_dim padded to dim]: see query_bytes.
+  void (*store_query)(const float* q, int head_dim, int dim, uint8_t* out);
+  // Key and value of one head as token `o` of a block; what pads a head in 8 bits is zero. See KvKind.
+  void (*store_token)(const float* k, const float* v, int o, int head_dim, int dim, uint8_t* keys,
+                      uint8_t* values);
 };
 
 namespace {  // internal: its code must not be shared between files for different machines

@@ -21,6 +21,7 @@ namespace tokenloom {
 namespace {
 namespace avx2 {
 #include "rows.inl"
+#include "heads.inl"
 #include "gemm.inl"
 #include "attention.inl"
 #include "sampling.inl"
@@ -28,8 +29,10 @@ namespace avx2 {
 }  // namespace
 const LinearOps kLinearAvx2{"avx2", avx2::gemm, avx2::quantise_row, avx2::rms_norm_row,
                                 avx2::shrink_rows};
-const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge};
-const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge};
+const AttentionOps kAttentionAvx2{"avx2", avx2::piece, avx2::merge, avx2::rotate,
+                                    avx2::store_query, avx2::store_token};
+const AttentionOps kAttentionInt8Avx2{"avx2", avx2::int8_piece, avx2::merge, avx2::rotate,
+                                    avx2::store_int8_query, avx2::store_int8_token};
 const Choose kChooseAvx2 = avx2::choose;
 }  // namespace tokenloom
 #pragma GCC pop_options

@@ -19,14 +19,17 @@ namespace tokenloom {
 namespace {
 namespace neon {
 #include "rows.inl"
+#include "heads.inl"
 #include "gemm.inl"
 #include "attention.inl"
 }
 }  // namespace
 const LinearOps kLinearNeon{"neon_dotprod", neon::gemm, neon::quantise_row, neon::rms_norm_row,
                                 neon::shrink_rows};
-const AttentionOps kAttentionNeon{"neon", neon::piece, neon::merge};
-const AttentionOps kAttentionInt8Neon{"neon_dotprod", neon::int8_piece, neon::merge};
+const AttentionOps kAttentionNeon{"neon", neon::piece, neon::merge, neon::rotate,
+                                    neon::store_query, neon::store_token};
+const AttentionOps kAttentionInt8Neon{"neon_dotprod", neon::int8_piece, neon::merge, neon::rotate,
+                                    neon::store_int8_query, neon::store_int8_token};
 }  // namespace tokenloom
 #pragma GCC pop_options
 #endif

@@ -40,54 +40,6 @@ void gather(const uint8_t* cache, const int32_t* pages, int first, int keys, int
   }
 }
 
-Rounding rounding_of(const float* x, int count) {
-  uint32_t top = 0;
-  for (int i = 0; i < count; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    top = std::max(top, bits & 0x7fffffff);
-  }
-  return Rounding(top);
-}
-
-int rounded(float x, const Rounding& rounding) {
-  return rounding.finite ? int(std::nearbyint(x * rounding.inverse)) : 0;
-}
-
-// See query_bytes.
-void store_query(int kind, const float* q, int head_dim, int dim, uint8_t* out) {
-  std::memset(out, 0, query_bytes(kind, dim));
-  if (kind == kKvBf16) {
-    auto* to = reinterpret_cast<uint16_t*>(out);
-    for (int d = 0; d < head_dim; ++d) to[d] = to_bf16(q[d]);
-    return;
-  }
-  const Rounding rounding = rounding_of(q, head_dim);
-  int32_t sum = 0;
-  for (int d = 0; d < head_dim; ++d) {
-    const int n = rounded(q[d], rounding);
-    out[d] = uint8_t(int8_t(n));
-    sum += n;
-  }
-  std::memcpy(out + dim, &rounding.scale, 4);
-  std::memcpy(out + dim + 4, &sum, 4);
-}
-
-// Token `o` of a block in 8 bits; what pads the head is zero. See KvKind.
-void store_int8(const float* k, const float* v, int o, int head_dim, int dim, uint8_t* keys,
-                uint8_t* values) {
-  const Rounding of_keys = rounding_of(k, head_dim), of_values = rounding_of(v, head_dim);
-  for (int d = 0; d < dim; ++d) {
-    const bool inside = d < head_dim;
-    keys[size_t(d / 4) * 4 * kPage + o * 4 + d % 4] =
-        uint8_t(128 + (inside ? rounded(k[d], of_keys) : 0));
-    values[(size_t(o / 4) * dim + d) * 4 + o % 4] =
-        uint8_t(int8_t(inside ? rounded(v[d], of_values) : 0));
-  }
-  std::memcpy(keys + size_t(dim) * kPage + o * 4, &of_keys.scale, 4);
-  std::memcpy(values + size_t(dim) * kPage + o * 4, &of_values.scale, 4);
-}
-
 }  // namespace
 
 void Worker::done(Phase phase) {
@@ -201,29 +153,22 @@ void Worker::rotate_and_store(const Layer& layer) {
       const int position = e.plan.positions[t];
       for (int h = 0; h < s.heads; ++h) {
         float* q = qkv + size_t(h) * s.head_dim;
-        rotate(q, layer.q_norm, position);
-        for (int d = 0; d < s.head_dim; ++d) q[d] *= scale;
-        store_query(s.kv_kind, q, s.head_dim, e.dim, query(t, h));
+        rotate(q, layer.q_norm, position, scale);
+        e.attention->store_query(q, s.head_dim, e.dim, query(t, h));
       }
       for (int h = 0; h < s.kv_heads; ++h) {
         float* k = qkv + size_t(s.heads + h) * s.head_dim;
-        rotate(k, layer.k_norm, position);
+        rotate(k, layer.k_norm, position, 1.0f);
         store_key_value(layer, request, position, h, k, k + size_t(s.kv_heads) * s.head_dim);
       }
     }
   }
 }
 
-void Worker::rotate(float* head, const float* norm, int position) {
-  const int half = e.shape.head_dim / 2;
-  if (norm) e.linear->rms_norm_row(head, norm, e.shape.eps, e.shape.head_dim, head);
-  const float* cos = e.shape.cos_sin + size_t(position) * e.shape.head_dim;
-  const float* sin = cos + half;
-  for (int d = 0; d < half; ++d) {
-    const float a = head[d], b = head[d + half];
-    head[d] = a * cos[d] - b * sin[d];
-    head[d + half] = b * cos[d] + a * sin[d];
-  }
+void Worker::rotate(float* head, const float* norm, int position, float scale) {
+  const int dim = e.shape.head_dim;
+  if (norm) e.linear->rms_norm_row(head, norm, e.shape.eps, dim, head);
+  e.attention->rotate(head, e.shape.cos_sin + size_t(position) * dim, dim / 2, scale);
 }
 
 void Worker::store_key_value(const Layer& layer, const Request& request, int position, int head,
@@ -232,22 +177,14 @@ void Worker::store_key_value(const Layer& layer, const Request& request, int pos
   const int page = request.pages[position / page_size], offset = position % page_size;
   size_t at = (size_t(page) * e.shape.kv_heads + head) * e.head_bytes();
   if (page_size >= kPage) at += size_t(offset / kPage) * kv_block_bytes(e.shape.kv_kind, dim);
-  const int o = offset % kPage;
-  if (e.shape.kv_kind == kKvInt8) {
-    store_int8(k, v, o, head_dim, dim, layer.k_cache + at, layer.v_cache + at);
+  if (page_size >= kPage) {
+    e.attention->store_token(k, v, offset % kPage, head_dim, dim, layer.k_cache + at,
+                             layer.v_cache + at);
     return;
   }
-  auto* keys = reinterpret_cast<uint16_t*>(layer.k_cache + at);
-  auto* values = reinterpret_cast<uint16_t*>(layer.v_cache + at);
-  if (page_size < kPage) {
-    keys += size_t(offset) * dim, values += size_t(offset) * dim;
-    for (int d = 0; d < head_dim; ++d) keys[d] = to_bf16(k[d]), values[d] = to_bf16(v[d]);
-    return;
-  }
-  for (int d = 0; d < head_dim; ++d) {
-    keys[size_t(d / 2) * 2 * kPage + 2 * o + d % 2] = to_bf16(k[d]);
-    values[(size_t(o / 2) * dim + d) * 2 + o % 2] = to_bf16(v[d]);
-  }
+  auto* keys = reinterpret_cast<uint16_t*>(layer.k_cache + at) + size_t(offset) * dim;
+  auto* values = reinterpret_cast<uint16_t*>(layer.v_cache + at) + size_t(offset) * dim;
+  for (int d = 0; d < head_dim; ++d) keys[d] = to_bf16(k[d]), values[d] = to_bf16(v[d]);
 }
 
 // The heads of a unit lie side by side in memory: one thread takes all of them where there are

@@ -38,7 +38,7 @@ struct Worker {
   void shrink(const float* x, size_t stride, int k, Rows rows, int linear);
   void add_embedding(const LoraAdapter& adapter, int id, float* x);
   float* partial(int slot, int head);
-  void rotate(float* head, const float* norm, int position);
+  void rotate(float* head, const float* norm, int position, float scale);
   void store_key_value(const Layer& layer, const Request& request, int position, int head,
                        const float* k, const float* v);
   void run_piece(const Layer& layer, const Work& work, const Work* following);

@@ -46,6 +46,8 @@ class Runner(Protocol):
 
     def launch(self, batch: ModelWorkerBatch) -> LaunchedStep: ...
 
+    def prepare(self) -> bool: ...
+
 
 class KVEvents(Protocol):
     def publish(self, events: list[KVEvent]) -> None: ...
@@ -67,7 +69,7 @@ def event_loop(
     most = MAX_LAUNCHED if overlap else 1
     stalled = False
     while not scheduler.drained:
-        messages = _receive(scheduler, inbox, runner.loras, stalled)
+        messages = _receive(scheduler, inbox, runner, stalled)
         _send(out, scheduler.expire(clock()))
         for message in messages:
             _send(out, scheduler.handle(message))
@@ -87,13 +89,16 @@ def event_loop(
 
 
 def _receive(
-    scheduler: Scheduler, inbox: Inbox, adapters: Adapters, stalled: bool
+    scheduler: Scheduler, inbox: Inbox, runner: Runner, stalled: bool
 ) -> list[ToScheduler]:
-    """What has arrived; when idle, wait for something, audit the books and clean up meanwhile."""
+    """What has arrived; when idle, wait for something, prepare, audit the books and clean up."""
     if not scheduler.idle:
         return inbox.receive(STALLED_MS if stalled else 0)
-    if adapters.loading:
+    if runner.loras.loading:
         return inbox.receive(STALLED_MS)
+    while runner.prepare():
+        if messages := inbox.receive(0):
+            return messages
     messages = inbox.receive(IDLE_CHECK_MS)
     if messages:
         return messages

@@ -83,6 +83,9 @@ class _LeadRunner:
     def loras(self) -> Adapters:
         return self._runner.loras
 
+    def prepare(self) -> bool:
+        return self._runner.prepare()
+
     def launch(self, batch: ModelWorkerBatch) -> LaunchedStep:
         frame = batch_codec.encode(batch)
         for socket in self._sockets:

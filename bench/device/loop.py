@@ -103,6 +103,9 @@ class Watched:
     def loras(self) -> LoRAMemoryPool:
         return self.bench.runner.loras
 
+    def prepare(self) -> bool:
+        return self.bench.runner.prepare()
+
     def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
         self.before(batch)
         with waits_noted(self.bench.device.name) as waits:

@@ -145,6 +145,9 @@ class HashRunner:
         self.slots = array("I", bytes(4 * num_pages * page_size))
         self._memory = memoryview(self.slots).cast("B")
 
+    def prepare(self) -> bool:
+        return False
+
     def launch(self, batch: ModelWorkerBatch) -> "LateResult":
         """Steps launched together must be read in their order."""
         return LateResult(self, batch)

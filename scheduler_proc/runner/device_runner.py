@@ -64,6 +64,9 @@ class DeviceModelRunner:
         size = self._columns.numel()
         self._host = deque(_HostBuffer(device.host_buffer(size)) for _ in range(HOST_BUFFERS))
 
+    def prepare(self) -> bool:
+        return False
+
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
         """An id of -1 in the result means that this row alone has failed."""

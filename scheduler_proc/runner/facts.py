@@ -28,3 +28,9 @@ class Runner(Protocol):
     def loras(self) -> LoRAMemoryPool: ...
 
     def launch(self, batch: ModelWorkerBatch) -> LaunchedStep: ...
+
+    def prepare(self) -> bool:
+        """Nothing is to be computed: do something for later steps, for a few milliseconds at most.
+        False if there is nothing to do.
+        """
+        ...

@@ -21,6 +21,7 @@ from .host import available_memory
 from .kv_pool import KVShape, MHATokenToKVPool, SlotTable
 from .lora_pool import AdapterReader, LoRAMemoryPool
 from .memory import CPU_FRACTION, DEFAULT_CPU_BYTES, PoolNeeds, size_kv_pool
+from .prefault import Prefault
 from .sampler import Sampler
 from .step_numbers import StepNumbers
 
@@ -86,6 +87,7 @@ class ModelRunner:
         num_rows = scheduling.max_running_requests
         self._model = loaded.model
         self._pool = MHATokenToKVPool(shape, size.tokens, scheduling.page_size)
+        self._prefault = Prefault([*self._pool.k_cache, *self._pool.v_cache], self._pool.num_pages)
         self.facts = RunnerFacts(
             vocab_size=loaded.vocab_size,
             context_length=loaded.context_length,
@@ -108,6 +110,7 @@ class ModelRunner:
         for opened in batch.opened:
             self._sampler.open(opened)
         self._slots.set_pages(batch.new_pages)
+        self._prefault.reach(max((page for _, _, page in batch.new_pages), default=0))
         self.loras.write(batch.new_loras)
         logits = self._model.forward(self._forward_batch(batch))
         sampling_rows = [
@@ -116,6 +119,9 @@ class ModelRunner:
         next_ids = self._sampler.sample(logits, sampling_rows)
         self._last_ids[sampling_rows] = np.maximum(next_ids, 0)
         return Computed(BatchResult(batch.step, next_ids))
+
+    def prepare(self) -> bool:
+        return self._prefault.step()
 
     def _forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
         numbers = StepNumbers(batch)

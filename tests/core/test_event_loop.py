@@ -11,7 +11,7 @@ from support.hash_model import LateResult
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
-from tokenloom.scheduler_proc.event_loop import STALLED_MS, event_loop
+from tokenloom.scheduler_proc.event_loop import IDLE_CHECK_MS, STALLED_MS, event_loop
 from tokenloom.scheduler_proc.worker_batch import BatchResult, ModelWorkerBatch
 from tokenloom.wire.kv_events import AllBlocksCleared, BlockStored, KVEvent
 from tokenloom.wire.messages import (
@@ -80,8 +80,13 @@ class Watched:
         self.loras = bench.runner.loras
         self.did: list[tuple[str, int]] = []
         self.looks: list[int] = []
+        self.to_prepare = 0
         self._runner = bench.runner
         self._script = script
+
+    def prepare(self) -> bool:
+        self.to_prepare -= 1
+        return self.to_prepare >= 0
 
     def launch(self, batch: ModelWorkerBatch) -> "WatchedStep":
         self.did.append(("launch", batch.step))
@@ -99,6 +104,18 @@ class WatchedStep:
         result = self.launched.result()
         self.runner.did.append(("read", result.step))
         return result
+
+
+def test_idle_moments_are_used_until_something_comes() -> None:
+    """What the runner prepares is never ahead of a message, and the loop sleeps only after it."""
+    bench, script = Bench(), Script([], [], [], [request(1, 2)], [], [], [], [], [DrainReq()])
+    runner = Watched(bench, script)
+    runner.to_prepare = 5
+    event_loop(bench.scheduler, runner, script, Sent())
+    assert script.waits[:4] == [0, 0, 0, 0]  # looked for messages after each of three, and met one
+    assert runner.did[0] == ("launch", 1)
+    assert runner.to_prepare < 0
+    assert script.waits[-1] == IDLE_CHECK_MS
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -31,20 +31,24 @@ class _Place:
 
 
 class DecoderAdapter:
-    """Keeps its memory alive; `struct` points into it."""
+    """Keeps its tensors alive; `struct` points into them."""
 
     def __init__(
         self, shape: DecoderShape, num_layers: int, factors: Mapping[Key, Factors]
     ) -> None:
         self.rank = max((a.shape[0] for a, _ in factors.values()), default=0)
-        self.num_bytes = 0
+        self._tensors: list[torch.Tensor] = []
         self._linears = (native.LoraLinear * (4 * num_layers))()
         self.struct = native.LoraAdapter(linears=self._linears)
-        self._memory = Arena(chunk=2 * sum(a.numel() + b.numel() for a, b in factors.values()))
+        self._memory = Arena(chunk=sum(_most_bytes(a, b) for a, b in factors.values()))
         for (layer, name), (a, b) in factors.items():
             linear, part, place = self._locate(shape, layer, name)
             packed_a = _embedding_a(a) if name == "embed" else _linear_a(a)
             linear.parts[part] = self._part(packed_a, b, place)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
 
     def _locate(
         self, shape: DecoderShape, layer: int, name: str
@@ -86,8 +90,13 @@ class DecoderAdapter:
         """The address of a copy."""
         kept = self._memory.take(values.numel(), values.dtype)
         kept.view(values.shape).copy_(values)
-        self.num_bytes += kept.nbytes
+        self._tensors.append(kept)
         return kept.data_ptr()
+
+
+def _most_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
+    """What a part takes at most, with all that pads it."""
+    return 2 * _up(a.shape[0], _RANKS) * (a.shape[1] + b.shape[0] + 4 * _BLOCK)
 
 
 def _linear_a(a: torch.Tensor) -> torch.Tensor:

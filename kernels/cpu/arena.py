@@ -23,8 +23,8 @@ def map_memory(num_bytes: int) -> mmap.mmap:
 
 
 class Arena:
-    """Hands out memory that is never given back alone: it lives as long as the arena or any tensor
-    of it. Taken from the system in pieces of `chunk` bytes or more.
+    """Hands out memory that is never given back alone: a piece of `chunk` bytes or more lives as
+    long as any tensor of it.
     """
 
     def __init__(self, chunk: int = 32 << 20) -> None:

@@ -1,5 +1,7 @@
 """Adapters in the int8 and int4 decoders: as if merged, and the same bits in any crowd."""
 
+import ctypes
+import mmap
 from collections.abc import Callable
 from itertools import product
 
@@ -8,8 +10,9 @@ import torch
 import transformers
 from models.test_packed import Checkpoint, PackedPool, tokens
 
-from tokenloom.kernels.cpu import native
-from tokenloom.kernels.decoder import Decoder
+from tokenloom.kernels.cpu import arena, native
+from tokenloom.kernels.cpu.arena import map_memory
+from tokenloom.kernels.decoder import Decoder, DecoderShape
 from tokenloom.kernels.decoder_adapter import DecoderAdapter, Factors, Key
 from tokenloom.scheduler_proc.models import packed as packed_module
 from tokenloom.scheduler_proc.models.packed import PackedLlama
@@ -148,3 +151,30 @@ def test_the_law_with_adapters(kind: str, checkpoint: Checkpoint, load_packed: L
     rest = {name: ids[name.split()[0]][70:] for name in list(stepped)[1:]}
     for row, name in zip(pool.run(rest, adapters=stepped), rest, strict=True):
         assert torch.equal(row, alone[name.split()[0]]), name
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4, 8, 20])
+def test_an_adapter_is_one_piece_of_memory_that_lives_as_long(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several MB: what pads a low rank may be more than what is padded."""
+    pieces = []
+
+    def noted(num_bytes: int) -> mmap.mmap:
+        pieces.append(map_memory(num_bytes))
+        return pieces[-1]
+
+    monkeypatch.setattr(arena, "map_memory", noted)
+    shape = DecoderShape(500, 5, 1, 100, 1001, 8000, 1e-5, torch.zeros(4, 100))
+    sizes = {"q": (500, 500), "k": (100, 500), "gate": (1001, 500), "down": (500, 1001)}
+    factors = {
+        (layer, name): (torch.randn(rank, inputs), torch.randn(outputs, rank))
+        for layer, (name, (outputs, inputs)) in product(range(30), sizes.items())
+    }
+    factors[-1, "embed"] = torch.randn(rank, 8000), torch.randn(500, rank)
+    adapter = DecoderAdapter(shape, 30, factors)
+    assert len(pieces) == 1
+    assert adapter.num_bytes <= len(pieces[0])
+    a = factors[0, "q"][0].to(torch.bfloat16)
+    first = ctypes.cast(adapter.struct.linears[0].parts[0].a, ctypes.POINTER(ctypes.c_uint16))
+    assert first[0] == a.view(torch.uint16)[0, 0].item()

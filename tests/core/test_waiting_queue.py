@@ -216,14 +216,15 @@ def test_an_overdue_request_waits_for_no_leader() -> None:
     assert late + 1 in bench.starts, "both are overdue, so they start together"
 
 
-def test_a_pass_over_followers_is_bounded() -> None:
+@pytest.mark.parametrize(("followers", "reached"), [(255, True), (256, False), (300, False)])
+def test_a_pass_over_followers_is_bounded(followers: int, reached: bool) -> None:
     bench = Bench(pool_tokens=2048, chunk=64, page_size=4, prefix_group_tokens=16)
     leader = bench.submit(prompt(40), 2)
-    for n in range(300):
+    for n in range(followers):
         bench.submit(prompt(40) + cold(n, 2), 1)
     other = bench.submit(cold(77, 8), 1)
     bench.step()
-    assert bench.starts == [leader]
+    assert bench.starts == ([leader, other] if reached else [leader])
     bench.run()
     assert other in bench.starts
 

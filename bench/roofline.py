@@ -20,11 +20,12 @@ import torch
 
 from ..kernels.cpu.arena import Arena
 from ..kernels.decoder import cache_width
-from ..kernels.decoder_adapter import DecoderAdapter, Factors, Key
+from ..kernels.decoder_adapter import DecoderAdapter
 from ..kernels.quantised_linear import PackedWeight, Rows, pack, quantised_linear
 from ..model_files.resolve import resolve_model
 from ..scheduler_proc.models.forward_batch import ForwardBatch
 from ..scheduler_proc.models.loader import load_packed_model
+from ..scheduler_proc.models.lora import LoRAAdapter, LoRAModule, layer_map_sizes
 from ..scheduler_proc.models.packed import PackedLlama
 from ..scheduler_proc.worker_batch import ForwardMode
 
@@ -127,20 +128,16 @@ class Stepper:
 
 def random_adapters(model: PackedLlama, count: int, rank: int) -> list[DecoderAdapter]:
     """They change all maps of each layer."""
-    spec = model.spec
-    hidden, inner, q = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
-    kv = spec.num_kv_heads * spec.head_dim
-    sizes = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q),
-             "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}  # fmt: skip
 
-    def factors() -> dict[Key, Factors]:
-        return {
-            (layer, name): (torch.randn(rank, inputs), torch.randn(outputs, rank) / 1000)
-            for layer in range(spec.num_layers)
-            for name, (outputs, inputs) in sizes.items()
+    def adapter() -> LoRAAdapter:
+        modules = {
+            (layer, name): LoRAModule(torch.randn(rank, inputs), torch.randn(outputs, rank) / 1000)
+            for layer in range(model.spec.num_layers)
+            for name, (inputs, outputs) in layer_map_sizes(model.spec).items()
         }
+        return LoRAAdapter(modules, rank)
 
-    return [DecoderAdapter(model.shape, spec.num_layers, factors()) for _ in range(count)]
+    return [model.resident(adapter()) for _ in range(count)]
 
 
 def work_of(

@@ -332,7 +332,7 @@ class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     links: Links
     lora: LoRAConfig = LoRAConfig()
-    drain_timeout: float = 30.0
+    drain_timeout: float = RuntimeConfig().drain_timeout
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from ...scheduler_proc.models.config import ModelSpec
-from ...scheduler_proc.models.lora import LoRAAdapter, LoRAModule
+from ...scheduler_proc.models.lora import LoRAAdapter, LoRAModule, layer_map_sizes
 from ...scheduler_proc.runner.device_lora import staged
 from ...scheduler_proc.worker_batch import LoRAOrders
 from ...wire.messages import LoRARef
@@ -138,12 +138,6 @@ def random_adapter(
 ) -> LoRAAdapter:
     """On all maps of every layer, small enough to leave the logits finite."""
     generator = torch.Generator().manual_seed(seed)
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    maps = {
-        "q": (hidden, spec.q_size), "k": (hidden, spec.kv_size), "v": (hidden, spec.kv_size),
-        "o": (spec.q_size, hidden), "gate": (hidden, inner), "up": (hidden, inner),
-        "down": (inner, hidden),
-    }  # fmt: skip
 
     def matrix(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * 0.05
@@ -151,7 +145,7 @@ def random_adapter(
     modules = {
         (layer, name): LoRAModule(matrix(rank, inputs), matrix(outputs, rank))
         for layer in range(spec.num_layers)
-        for name, (inputs, outputs) in maps.items()
+        for name, (inputs, outputs) in layer_map_sizes(spec).items()
     }
     pinned = lab.rig.device.name.startswith("cuda")
     return staged(LoRAAdapter(modules, rank), dtype, pinned=pinned)

@@ -13,10 +13,32 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from .config import ModelSpec
+
 # (layer, "q" | "k" | "v" | "o" | "gate" | "up" | "down"), or one of the two below.
 Key = tuple[int, str]
 EMBED: Key = (-1, "embed")
 HEAD: Key = (-1, "head")
+
+
+def layer_map_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each map of a layer that an adapter may hold, by the name in its key."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    return {
+        "q": (hidden, spec.q_size),
+        "k": (hidden, spec.kv_size),
+        "v": (hidden, spec.kv_size),
+        "o": (spec.q_size, hidden),
+        "gate": (hidden, inner),
+        "up": (hidden, inner),
+        "down": (inner, hidden),
+    }
+
+
+def map_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """The same, with the embedding and the head."""
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    return layer_map_sizes(spec) | {EMBED[1]: (vocab, hidden), HEAD[1]: (hidden, vocab)}
 
 
 @dataclass(slots=True, frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.lora import LoRALinear
 from ..models.config import ModelSpec
-from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule
+from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule, map_sizes
 
 # The maps that share an input lie side by side, under the name of the first.
 _GROUPS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
@@ -27,7 +27,7 @@ class DeviceLoRASlots:
         self._slots, self._rank = num_slots + 1, max_rank
         self.linears: dict[Key, LoRALinear] = {}
         self._parts: dict[Key, tuple[str, ...]] = {}
-        sizes = _sizes(spec)
+        sizes = map_sizes(spec)
         for layer in range(spec.num_layers if num_slots else 0):
             for names in _GROUPS:
                 self._add((layer, names[0]), names, sizes)
@@ -81,19 +81,3 @@ def staged(adapter: LoRAAdapter, dtype: torch.dtype, *, pinned: bool) -> LoRAAda
         key: LoRAModule(stage(module.a), stage(module.b)) for key, module in adapter.modules.items()
     }
     return replace(adapter, modules=modules)
-
-
-def _sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each map that an adapter may hold."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    return {
-        "q": (hidden, spec.q_size),
-        "k": (hidden, spec.kv_size),
-        "v": (hidden, spec.kv_size),
-        "o": (spec.q_size, hidden),
-        "gate": (hidden, inner),
-        "up": (hidden, inner),
-        "down": (inner, hidden),
-        EMBED[1]: (spec.vocab_size, hidden),
-        HEAD[1]: (hidden, spec.vocab_size),
-    }

@@ -23,7 +23,7 @@ from safetensors.torch import load
 
 from ...model_files.errors import AdapterError
 from ..models.config import ModelSpec
-from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule
+from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule, map_sizes
 from .lora_config import PeftConfig, parse_peft_config
 
 CONFIG = "adapter_config.json"
@@ -33,6 +33,15 @@ _HEADER_BYTES = 1 << 20
 _CONFIG_BYTES = 1 << 18
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PREFIX = "base_model.model."
+_MODULES = {  # of a layer
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,20 +82,16 @@ def load_adapter(path: Path, spec: ModelSpec, roots: Sequence[Path], max_rank: i
 
 def _places(spec: ModelSpec) -> dict[str, _Place]:
     """By module name, in the order of the model."""
-    hidden, inner, vocab = spec.hidden_size, spec.intermediate_size, spec.vocab_size
-    places = {"model.embed_tokens": _Place(EMBED, vocab, hidden)}
+    sizes = map_sizes(spec)
+
+    def place(key: Key) -> _Place:
+        return _Place(key, *sizes[key[1]])
+
+    places = {"model.embed_tokens": place(EMBED)}
     for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}"
-        places |= {
-            f"{prefix}.self_attn.q_proj": _Place((layer, "q"), hidden, spec.q_size),
-            f"{prefix}.self_attn.k_proj": _Place((layer, "k"), hidden, spec.kv_size),
-            f"{prefix}.self_attn.v_proj": _Place((layer, "v"), hidden, spec.kv_size),
-            f"{prefix}.self_attn.o_proj": _Place((layer, "o"), spec.q_size, hidden),
-            f"{prefix}.mlp.gate_proj": _Place((layer, "gate"), hidden, inner),
-            f"{prefix}.mlp.up_proj": _Place((layer, "up"), hidden, inner),
-            f"{prefix}.mlp.down_proj": _Place((layer, "down"), inner, hidden),
-        }
-    return places | {"lm_head": _Place(HEAD, hidden, vocab)}
+        for name, module in _MODULES.items():
+            places[f"model.layers.{layer}.{module}"] = place((layer, name))
+    return places | {"lm_head": place(HEAD)}
 
 
 def _find(path: Path, roots: Sequence[Path]) -> tuple[Path, Path]:

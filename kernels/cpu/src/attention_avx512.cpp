@@ -113,7 +113,8 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 
 }  // namespace
 
-const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512, rotate, store_query, store_token};
+const AttentionOps kAttentionAvx512{"avx512_bf16", piece, merge512, rotate, store_query,
+                                   store_token};
 
 }  // namespace tokenloom
 #endif

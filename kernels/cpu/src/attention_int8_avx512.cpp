@@ -151,7 +151,8 @@ void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const Ke
 
 }  // namespace
 
-const AttentionOps kAttentionInt8Avx512{"avx512_vnni", piece, merge512, rotate, store_int8_query, store_int8_token};
+const AttentionOps kAttentionInt8Avx512{"avx512_vnni", piece, merge512, rotate,
+                                       store_int8_query, store_int8_token};
 
 }  // namespace tokenloom
 #endif

@@ -165,7 +165,19 @@ struct Rounding {
     scale = finite ? top / 127.0f : NAN;
     inverse = finite && top > 1e-36f ? 127.0f / top : 0.0f;
   }
+  int round(float x) const { return finite ? int(std::nearbyint(x * inverse)) : 0; }
 };
+
+inline Rounding rounding_of(const float* x, int count) {
+  uint32_t top = 0;
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    bits &= 0x7fffffff;
+    top = bits > top ? bits : top;
+  }
+  return Rounding(top);
+}
 
 }  // namespace
 

@@ -25,27 +25,12 @@ inline void store_token(const float* k, const float* v, int o, int head_dim, int
   for (int d = 0; d < head_dim; ++d) to[2 * d] = half[1][d];
 }
 
-inline Rounding rounding_of(const float* x, int count) {
-  uint32_t top = 0;
-  for (int i = 0; i < count; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffff;
-    top = bits > top ? bits : top;
-  }
-  return Rounding(top);
-}
-
-inline int rounded(float x, const Rounding& rounding) {
-  return rounding.finite ? int(std::nearbyint(x * rounding.inverse)) : 0;
-}
-
 inline void store_int8_query(const float* q, int head_dim, int dim, uint8_t* out) {
   std::memset(out, 0, query_bytes(kKvInt8, dim));
   const Rounding rounding = rounding_of(q, head_dim);
   int32_t sum = 0;
   for (int d = 0; d < head_dim; ++d) {
-    const int n = rounded(q[d], rounding);
+    const int n = rounding.round(q[d]);
     out[d] = uint8_t(int8_t(n));
     sum += n;
   }
@@ -59,9 +44,9 @@ inline void store_int8_token(const float* k, const float* v, int o, int head_dim
   for (int d = 0; d < dim; ++d) {
     const bool inside = d < head_dim;
     keys[size_t(d / 4) * 4 * kPage + o * 4 + d % 4] =
-        uint8_t(128 + (inside ? rounded(k[d], of_keys) : 0));
+        uint8_t(128 + (inside ? of_keys.round(k[d]) : 0));
     values[(size_t(o / 4) * dim + d) * 4 + o % 4] =
-        uint8_t(int8_t(inside ? rounded(v[d], of_values) : 0));
+        uint8_t(int8_t(inside ? of_values.round(v[d]) : 0));
   }
   std::memcpy(keys + size_t(dim) * kPage + o * 4, &of_keys.scale, 4);
   std::memcpy(values + size_t(dim) * kPage + o * 4, &of_values.scale, 4);

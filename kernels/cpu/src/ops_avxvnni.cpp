@@ -29,7 +29,8 @@ const LinearOps kLinearAvxVnni{"avx_vnni", avxvnni::gemm, avxvnni::quantise_row,
                                avxvnni::rms_norm_row,
                                 avxvnni::shrink_rows};
 const AttentionOps kAttentionInt8AvxVnni{"avx_vnni", avxvnni::int8_piece, avxvnni::merge,
-                                    avxvnni::rotate, avxvnni::store_int8_query, avxvnni::store_int8_token};
+                                    avxvnni::rotate, avxvnni::store_int8_query,
+                                    avxvnni::store_int8_token};
 }  // namespace tokenloom
 #pragma GCC pop_options
 #endif

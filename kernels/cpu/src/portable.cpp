@@ -20,6 +20,7 @@ const LinearOps kLinearPortable{"portable", portable::gemm, portable::quantise_r
 const AttentionOps kAttentionPortable{"portable", portable::piece, portable::merge,
                                     portable::rotate, portable::store_query, portable::store_token};
 const AttentionOps kAttentionInt8Portable{"portable", portable::int8_piece, portable::merge,
-                                    portable::rotate, portable::store_int8_query, portable::store_int8_token};
+                                    portable::rotate, portable::store_int8_query,
+                                    portable::store_int8_token};
 const Choose kChoosePortable = portable::choose;
 }  // namespace tokenloom

@@ -4,19 +4,11 @@
 void quantise_row(const float* x, int k, int k_pad, const Activations& to) {
   for (int i = 0; i < k_pad; i += kGroup) {
     const int count = k - i < kGroup ? (k > i ? k - i : 0) : kGroup;
-    uint32_t top = 0;
-    for (int j = 0; j < count; ++j) {
-      uint32_t bits;
-      std::memcpy(&bits, x + i + j, 4);
-      bits &= 0x7fffffff;
-      top = bits > top ? bits : top;
-    }
-    const Rounding rounding(top);
+    const Rounding rounding = rounding_of(x + i, count);
     to.scales[i / kGroup] = rounding.scale;
     int32_t sums[2] = {0, 0};
     for (int j = 0; j < kGroup; ++j) {
-      const bool counts = rounding.finite && j < count;
-      const int n = counts ? int(std::nearbyint(x[i + j] * rounding.inverse)) : 0;
+      const int n = j < count ? rounding.round(x[i + j]) : 0;
       to.q[i + j] = int8_t(n);
       sums[j / kSubgroup] += n;
     }

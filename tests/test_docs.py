@@ -18,7 +18,8 @@ from support.source_tree import ROOT
 
 from tokenloom.cli import USAGE
 from tokenloom.flags import build_parser
-from tokenloom.tokenizer_proc.doors import http, limits, lora_routes, native, openai_wire
+from tokenloom.tokenizer_proc import limits
+from tokenloom.tokenizer_proc.doors import http, lora_routes, native, openai_wire
 from tokenloom.wire import messages, sampling
 
 PAGES = [

@@ -21,9 +21,9 @@ from ..wire.messages import (
     UnloadLoRAReq,
 )
 from ..wire.sampling import InvalidRequest
-from .doors.limits import LORA_LOAD_SECONDS, MAX_PATH_CHARS
-from .lora_registry import BASE, LoRARegistry, NoSuchAdapter, Words
-from .sessions import Refused
+from .errors import NoSuchAdapter, Refused, quoted
+from .limits import LORA_LOAD_SECONDS, MAX_PATH_CHARS
+from .lora_registry import BASE, LoRARegistry, Words
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ def _find(path: str, roots: list[str], own: list[str]) -> str:
         )
     there = [real for real in allowed if os.path.isdir(real)]
     if not there:
-        raise Refused(404, f"there is no directory {path[:200]!r}")
+        raise Refused(404, f"there is no directory {quoted(path)}")
     return there[0]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from .doors.limits import MAX_INLINE_CHARS
-from .sessions import Refused
+from .errors import Refused
+from .limits import MAX_INLINE_CHARS
 
 T = TypeVar("T")
 

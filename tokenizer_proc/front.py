@@ -36,22 +36,21 @@ from ..wire.messages import (
 from ..wire.sampling import InvalidRequest, SamplingParams, check_sampling
 from .adapters import Adapters
 from .chat import ChatRenderer
-from .doors.limits import (
+from .encode import TextEncoder
+from .encode_queue import EncodeQueue
+from .errors import Refused
+from .labels import NO_LABELS, Labels
+from .limits import (
     FLUSH_ANSWER_SECONDS,
     MAX_CHARS_PER_TOKEN,
     MAX_FLUSH_SECONDS,
     RETRY_AFTER_DRAINING,
     RETRY_AFTER_LOADING,
 )
-from .encode import TextEncoder
-from .encode_queue import EncodeQueue
-from .labels import NO_LABELS, Labels
 from .replies import Replies
-from .sessions import Delivery, Refused, Session, SessionTable
+from .sessions import Delivery, Session, SessionTable
 
 NO_LORA = LoRAConfig()
-
-__all__ = ["Front", "Refused", "RequestStream"]
 
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from ..wire.sampling import InvalidRequest
-from .doors.limits import MAX_LABEL_CHARS
+from .limits import MAX_LABEL_CHARS
 
 _INT32 = 1 << 31
 _BEARER = b"bearer "

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, UnloadLoRAReq
-from .doors.limits import MAX_KNOWN_LORAS
-from .sessions import IllegalMove, Refused
+from .errors import IllegalMove, NoSuchAdapter, Refused
+from .limits import MAX_KNOWN_LORAS
 
 BASE = 0  # the lora_id of requests without an adapter; never counted
-_SHOWN_NAMES = 20  # in a complaint
-MAX_SHOWN_CHARS = 200  # of a wrong name
 
 Words = Sequence[LoadLoRAReq | UnloadLoRAReq]  # for the scheduler, in this order
 
@@ -39,23 +37,6 @@ _MOVES: dict[LoadState, frozenset[LoadState]] = {
     LoadState.FAILED: frozenset(),
 }
 _OVER = (LoadState.GONE, LoadState.FAILED)
-
-
-class NoSuchAdapter(Refused):
-    """No request can have it, or ever could: it was not loaded, or was unloaded."""
-
-    def __init__(self, name: str, there: Sequence[str]) -> None:
-        shown = name[:MAX_SHOWN_CHARS]
-        super().__init__(404, f"there is no adapter {shown!r} here; loaded: {listed(there)}")
-        self.name = name
-        self.there = there
-
-
-def listed(names: Sequence[str]) -> str:
-    """For a complaint about another name."""
-    left = len(names) - _SHOWN_NAMES
-    shown = ", ".join(names[:_SHOWN_NAMES]) or "none"
-    return shown + (f" and {left} more" if left > 0 else "")
 
 
 @dataclass(slots=True, eq=False)

@@ -26,10 +26,10 @@ from ..wire.messages import ToFront
 from .adapters import AdapterError
 from .doors.connection import bounded_http
 from .doors.http import HttpDoor
-from .doors.limits import SHUTDOWN_SECONDS
 from .doors.socket import SocketDoor
 from .encode import load_text
 from .front import Front
+from .limits import SHUTDOWN_SECONDS
 
 KEEP_ALIVE_SECONDS = 75  # idle HTTP connections; above the usual 60 s of clients and proxies
 BACKLOG = 2048

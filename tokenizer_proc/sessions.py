@@ -11,12 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..wire.messages import Finish, StrOut
-from .doors.limits import (
-    MAX_UNREAD_CHARS,
-    MAX_UNREAD_TOKENS,
-    RETRY_AFTER_BUSY,
-    RETRY_AFTER_DRAINING,
-)
+from .errors import IllegalMove, Refused
+from .limits import MAX_UNREAD_CHARS, MAX_UNREAD_TOKENS, RETRY_AFTER_DRAINING
 
 
 class SessionState(Enum):
@@ -52,28 +48,6 @@ _END_OF = {
 SLOW_READER = Finish(
     "error", None, "the client did not read its output in time; the request was aborted", 408
 )
-
-
-class IllegalMove(RuntimeError):
-    """A session was asked for a move that its table does not have: a bug, with its story."""
-
-
-class Refused(Exception):
-    """The server cannot do now what it was asked; nothing is wrong with the request itself."""
-
-    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
-        """`retry_after` is in seconds; a 503 never goes without."""
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        unsaid = RETRY_AFTER_BUSY if status == 503 else None
-        self.retry_after = unsaid if retry_after is None else retry_after
-
-    @classmethod
-    def of(cls, finish: Finish) -> "Refused":
-        """What the client hears of a request that ended with `finish.reason == "error"`."""
-        status = finish.status if 400 <= finish.status <= 599 else 500
-        return cls(status, finish.message or "the request failed", finish.retry_after)
 
 
 @dataclass(slots=True, eq=False)

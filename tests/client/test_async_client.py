@@ -18,7 +18,7 @@ from tokenloom.client import (
     Timeouts,
 )
 from tokenloom.client.request import SamplingOptions
-from tokenloom.tokenizer_proc.front import Refused
+from tokenloom.tokenizer_proc.errors import Refused
 from tokenloom.tokenizer_proc.labels import Labels
 from tokenloom.wire import paths
 from tokenloom.wire.messages import ChatMessage, Finish, Usage

@@ -8,7 +8,7 @@ import pytest
 from front.echo_door import Served
 
 from tokenloom.tokenizer_proc.doors import connection
-from tokenloom.tokenizer_proc.doors.limits import MAX_HEADER_BYTES
+from tokenloom.tokenizer_proc.limits import MAX_HEADER_BYTES
 from tokenloom.wire.config import DoorConfig
 
 

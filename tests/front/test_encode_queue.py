@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from front.echo_door import Door, Exchange, turn
 
-from tokenloom.tokenizer_proc import front
-from tokenloom.tokenizer_proc.doors import limits
+from tokenloom.tokenizer_proc import front, limits
 from tokenloom.wire.messages import TokenizedGenerateReq
 
 LONG = "é" * limits.MAX_INLINE_CHARS  # on the limit; one more goes to the thread

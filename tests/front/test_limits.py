@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from front.echo_door import Door, submitted, turn
 
-from tokenloom.tokenizer_proc.doors import asgi, limits
+from tokenloom.tokenizer_proc import limits
+from tokenloom.tokenizer_proc.doors import asgi
 from tokenloom.wire.messages import AbortReq, Finish, StrOut, TokenizedGenerateReq
 
 CHAT = "/v1/chat/completions"

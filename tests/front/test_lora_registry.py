@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tokenloom.tokenizer_proc import lora_registry
+from tokenloom.tokenizer_proc.errors import IllegalMove, Refused
 from tokenloom.tokenizer_proc.lora_registry import BASE, LoRARegistry, NoSuchAdapter
-from tokenloom.tokenizer_proc.sessions import IllegalMove, Refused
 from tokenloom.wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, UnloadLoRAReq
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenloom.tokenizer_proc.doors.limits import MAX_UNREAD_CHARS, MAX_UNREAD_TOKENS
+from tokenloom.tokenizer_proc.limits import MAX_UNREAD_CHARS, MAX_UNREAD_TOKENS
 from tokenloom.tokenizer_proc.sessions import (
     Delivery,
     IllegalMove,

@@ -10,7 +10,7 @@ import zmq
 from door_fakes import VOCAB, FakeFront, RawClient, Served, run, served, until
 
 from tokenloom.tokenizer_proc.doors.router import DoorLimits
-from tokenloom.tokenizer_proc.front import Refused
+from tokenloom.tokenizer_proc.errors import Refused
 from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
 from tokenloom.wire import codec, paths
 from tokenloom.wire.messages import Delta, Done, Failed, Finish, Flushed, Pong, Usage

@@ -12,13 +12,13 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from .errors import ApiError, ClientGone, Headers
-from .limits import (
+from ..limits import (
     BODY_READ_SECONDS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     SEND_STALL_SECONDS,
 )
+from .errors import ApiError, ClientGone, Headers
 from .request_ids import is_request_id
 
 _encoder = msgspec.json.Encoder()

@@ -10,9 +10,9 @@ from http import HTTPStatus
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ..sessions import Refused
+from ..errors import Refused
+from ..limits import HEAD_SECONDS, MAX_HEADER_BYTES
 from .errors import ApiError, as_api_error
-from .limits import HEAD_SECONDS, MAX_HEADER_BYTES
 
 
 class BoundedHttp(HttpToolsProtocol):

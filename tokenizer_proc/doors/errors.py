@@ -10,8 +10,7 @@ import msgspec
 
 from ...wire.messages import Finish
 from ...wire.sampling import InvalidRequest
-from ..lora_registry import MAX_SHOWN_CHARS, listed
-from ..sessions import Refused
+from ..errors import Refused, listed, quoted
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -78,7 +77,7 @@ class ApiError(Exception):
 def model_not_found(model: str, there: Sequence[str]) -> ApiError:
     return ApiError(
         404,
-        f"there is no model {model[:MAX_SHOWN_CHARS]!r} here; there are: {listed(there)}",
+        f"there is no model {quoted(model)} here; there are: {listed(there)}",
         param="model",
         code="model_not_found",
     )

@@ -11,7 +11,7 @@ import msgspec
 from ...wire.sampling import InvalidRequest, SamplingParams
 from ..front import Front, RequestStream
 from ..labels import Labels
-from .limits import MAX_PROMPTS
+from ..limits import MAX_PROMPTS
 
 Prompt = str | Sequence[str | int | list[int]]
 

@@ -2,9 +2,9 @@
 
 import time
 
+from ..errors import NoSuchAdapter
 from ..front import Front
 from ..labels import labels_of
-from ..lora_registry import NoSuchAdapter
 from .asgi import Exchange
 from .delivery import deliver
 from .errors import model_not_found

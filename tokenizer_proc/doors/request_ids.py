@@ -3,7 +3,7 @@
 import re
 
 from ...wire.sampling import InvalidRequest
-from .limits import MAX_REQUEST_ID_CHARS, REQUEST_ID_PATTERN
+from ..limits import MAX_REQUEST_ID_CHARS, REQUEST_ID_PATTERN
 
 _IN_BODY = re.compile(REQUEST_ID_PATTERN)
 _IN_HEADER = re.compile(REQUEST_ID_PATTERN.encode())

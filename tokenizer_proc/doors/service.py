@@ -7,10 +7,11 @@ import msgspec
 
 from ...wire.messages import Finish, SchedulerInfo
 from ...wire.sampling import InvalidRequest, SamplingParams
-from ..front import Front, Refused
+from ..errors import Refused
+from ..front import Front
+from ..limits import HEALTH_GENERATE_SECONDS, STATS_SECONDS
 from .asgi import Exchange
 from .errors import of_finish, retry_after
-from .limits import HEALTH_GENERATE_SECONDS, STATS_SECONDS
 
 VERSION = version("tokenloom")
 

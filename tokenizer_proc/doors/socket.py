@@ -39,9 +39,10 @@ from ...wire.messages import (
     Usage,
 )
 from ...wire.sampling import InvalidRequest
-from ..front import Front, Refused, RequestStream
+from ..errors import Refused
+from ..front import Front, RequestStream
 from ..labels import labels_of
-from .limits import MAX_REQUEST_ID_CHARS, RETRY_AFTER_DRAINING
+from ..limits import MAX_REQUEST_ID_CHARS, RETRY_AFTER_DRAINING
 from .request_ids import check_rid
 from .router import DoorLimits, PeerGone, Router
 

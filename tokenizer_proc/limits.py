@@ -1,4 +1,4 @@
-"""Every bound of the HTTP door and the front that is not a flag, in one table. PURE.
+"""Every bound of the front and its doors that is not a flag, in one table. PURE.
 
 Bounds of single sampling fields live in `wire.sampling`, flags in `wire.config.DoorConfig`.
 """
@@ -6,6 +6,8 @@ Bounds of single sampling fields live in `wire.sampling`, flags in `wire.config.
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
+MAX_QUOTED_CHARS = 200  # of a client's value that an error message repeats
+MAX_LISTED_NAMES = 20  # names that an error message lists
 MAX_LABEL_CHARS = 256  # user and cache_salt
 MAX_PATH_CHARS = 1024  # lora_path of a load
 MAX_KNOWN_LORAS = 4096  # adapter names, those that were evicted included

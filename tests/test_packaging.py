@@ -1,5 +1,6 @@
 """What a wheel of this tree holds, and that the pins and the requirements fit together."""
 
+import os
 import re
 import subprocess
 import sys
@@ -80,3 +81,35 @@ def test_every_requirement_has_a_pin_that_satisfies_it() -> None:
 def test_constraints_pin_all_they_name() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.+]+", line), line
+
+
+def build_native(tmp_path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """`setup.py build_ext` over a tree whose one C++ file is small."""
+    sources = tmp_path / "kernels/cpu/src"
+    sources.mkdir(parents=True)
+    (sources / "api.cpp").write_text("int api() { return 1; }\n")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    return subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", "built"],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_compiler_that_fails_ends_the_installation_with_its_words(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no such target >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    failed = build_native(tmp_path, CXX=str(compiler), CC=str(compiler))
+    assert failed.returncode != 0
+    assert "compiling the native CPU library, about" in failed.stderr
+    assert "no such target" in failed.stderr
+    assert "TOKENLOOM_NATIVE=0" in failed.stderr
+
+
+def test_no_library_is_built_where_none_is_wanted(tmp_path: Path) -> None:
+    done = build_native(tmp_path, CXX="/no/compiler", CC="/no/compiler", TOKENLOOM_NATIVE="0")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -147,8 +147,8 @@ void some_int8_rows(const QueryRow* rows, const KeyBlocks& blocks, int dim) {
   }
 }
 
-void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks, const KeyBlocks*,
-           int dim) {
+[[maybe_unused]] void piece(const QueryRow* rows, int num_rows, const KeyBlocks& blocks,
+                            const KeyBlocks*, int dim) {
   for (int r = 0; r < num_rows; r += kRows)
     with_rows<kRows>(num_rows - r, [&](auto count) { some_rows<count()>(rows + r, blocks, dim); });
 }

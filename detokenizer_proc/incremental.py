@@ -7,6 +7,9 @@ answer is. Stop strings and messages do not enter.
 A tail of U+FFFD may be the beginning of a character whose other bytes are still to come, so it
 waits. A character has at most four bytes and a token adds at least one: what three newer tokens
 did not complete never will be, and goes out as it is.
+
+A prompt may end inside a character too. Its U+FFFD counts as shown with the prompt; if the answer
+completes the character, the whole character belongs to the answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +21,11 @@ _SILENT = 16  # ids at the very start that show nothing and are still kept as co
 
 
 class IncrementalDecoder:
-    """The deltas of all pushes and the flush concatenate to `decode(tail + out)[len(tail text):]`.
+    """The deltas of all pushes and the flush concatenate to what the answer adds to the prompt.
+
+    With `before = decode(prompt)` and `after = decode(prompt + answer)` that is `after` without
+    the beginning that both have in common. `before` is all of this beginning, except where it ends
+    in the U+FFFD of a character that the answer completes.
 
     The one exception: where a vocabulary spells characters with byte tokens and the model makes
     invalid UTF-8, a whole decode may turn neighbouring good characters into U+FFFD after the
@@ -29,11 +36,12 @@ class IncrementalDecoder:
         self, decode: Callable[[Sequence[int]], str], prompt_tail: Sequence[int] = ()
     ) -> None:
         self._decode = decode
+        whole, text, unfinished = _split_prompt(decode, list(prompt_tail))
         # Delivered ids that the next ones are decoded after, and their text.
-        self._context, self._context_text = _whole_start(decode, list(prompt_tail))
-        self._pending: list[int] = []  # ids whose text is not wholly delivered
-        self._text = ""  # what they add to the context's text
-        self._sent = 0  # how much of that is delivered
+        self._context, self._context_text = whole, text
+        self._pending = unfinished  # ids whose text is not wholly delivered
+        self._text = self._pending_text() if unfinished else ""  # what they add to the context's
+        self._sent = len(self._text)  # how much of that is delivered, or shown with the prompt
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain. Pushing one by one or together gives the same text."""
@@ -49,6 +57,8 @@ class IncrementalDecoder:
         if text == self._text and not self._decode([token_id]):
             self._pass_over(self._pending.pop())
             return ""
+        while not text.startswith(self._text[: self._sent]):
+            self._sent -= 1  # what the prompt showed as U+FFFD has become a character
         self._text = text
         solid = len(text.rstrip(REPLACEMENT))
         if solid == len(text):
@@ -75,10 +85,6 @@ class IncrementalDecoder:
             return self._decode(self._pending)
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        solid = self._context_text.rstrip(REPLACEMENT)
-        if len(solid) < len(self._context_text) and text.startswith(solid):
-            # The prompt ended inside a character, which the answer completes.
-            return text[len(solid) :]
         # An invalid byte spoilt the bytes before it too, which are delivered: leave them out.
         self._context, self._context_text = [], ""
         return self._decode(self._pending)
@@ -108,6 +114,19 @@ class IncrementalDecoder:
         # Counted from the right, since cutting may split a character on the left.
         self._sent = max(0, len(self._text) - len(unsent))
         return unsent[: max(0, len(unsent) - len(self._text))]
+
+
+def _split_prompt(
+    decode: Callable[[Sequence[int]], str], ids: list[int]
+) -> tuple[list[int], str, list[int]]:
+    """Context ids, their text, and the last ids that may be the beginning of a character."""
+    for count in range(min(_UNFINISHED, len(ids)) + 1):
+        while count == 1 and not decode(ids[-1:]):
+            ids = ids[:-1]  # a special token, which shows nothing and parts no character
+        whole, text = _whole_start(decode, ids[: len(ids) - count])
+        if not text.endswith(REPLACEMENT):
+            return whole, text, ids[len(ids) - count :]
+    return [], "", ids[-_UNFINISHED:]
 
 
 def _whole_start(decode: Callable[[Sequence[int]], str], ids: list[int]) -> tuple[list[int], str]:

@@ -1,6 +1,7 @@
 """IncrementalDecoder: the deltas of any ids, pushed in any pieces, add up to the whole decode."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tokenloom.detokenizer_proc.incremental import REPLACEMENT, IncrementalDecoder
+from tokenloom.model_files.resolve import resolve_model
+from tokenloom.model_files.tokenizer import load_tokenizer
+from tokenloom.scheduler_proc.core.rows_out import PROMPT_TAIL
 
 WORDS = ["▁", "▁a", "▁b", "a", "b", "▁▁", "。", "한", "한글", "🙂", "e\u0301", "\u0301", "<x>"]
 
@@ -226,6 +230,101 @@ def test_a_token_costs_the_same_however_long_the_answer(word: str) -> None:
 def test_a_prompt_that_ends_inside_a_character_is_completed() -> None:
     first, *rest = fallback_ids("你")
     assert "".join(stream(decoding(BYTE_FALLBACK), rest, tail=[piece("▁a"), first])) == "你"
+
+
+def byte_ids(raw: bytes) -> list[int]:
+    return [BYTE_LEVEL.token_to_id(byte_chars()[byte]) for byte in raw]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("before", ["", "a", "語", "\ufffd"])
+def test_each_way_to_end_a_prompt_inside_a_character(before: str, cut: int) -> None:
+    raw = "🙂".encode()
+    tail, ids = before.encode() + raw[:cut], raw[cut:] + b"!"
+    assert "".join(stream(decoding(BYTE_LEVEL), byte_ids(ids), byte_ids(tail))) == "🙂!"
+    tail, ids = [1 + byte for byte in tail], [1 + byte for byte in ids]
+    assert "".join(stream(decoding(BYTE_FALLBACK), ids, tail)) == "🙂!"
+
+
+def test_a_special_token_between_prompt_and_answer_parts_no_character() -> None:
+    end, raw = BYTE_LEVEL.token_to_id("<end>"), "🙂".encode()
+    tail = [*byte_ids(raw[:2]), end, end]
+    assert "".join(stream(decoding(BYTE_LEVEL), byte_ids(raw[2:]), tail)) == "🙂"
+
+
+def test_replacement_characters_of_a_prompt_are_not_repeated() -> None:
+    for tail in ("a\ufffd".encode(), b"\xff", b"a\xf0\x9f", b"\xff\xfe\xff\xff\xff"):
+        for answer in ("b", " \ufffd", "日"):
+            ids = byte_ids(answer.encode())
+            assert "".join(stream(decoding(BYTE_LEVEL), ids, byte_ids(tail))) == answer
+
+
+def added_text(decode: Decode, prompt: Sequence[int], answer: Sequence[int]) -> str:
+    """What the answer adds to the prompt: the whole without what both begin with."""
+    before, after = decode(prompt), decode([*prompt, *answer])
+    same = len(before)
+    while not after.startswith(before[:same]):
+        same -= 1
+    assert not before[same:].strip(REPLACEMENT)
+    return after[same:]
+
+
+@cache
+def embedded() -> Tokenizer:
+    return load_tokenizer(resolve_model(None, None))
+
+
+def test_a_robot_that_a_prompt_begins_and_the_answer_completes() -> None:
+    assert stream(decoding(embedded()), [114, 240], [10813]) == ["", "🤖", ""]
+
+
+ODD_TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("a \n🤖🙂👩\u200d日本한글e\u0301é\ufffd\U000e0067"),
+        st.characters(codec="utf-8"),
+    ),
+    min_size=1,
+    max_size=16,
+)
+
+
+@given(text=ODD_TEXTS, cut=st.integers(0, 64), sizes=SIZES, window=st.integers(PROMPT_TAIL, 64))
+@settings(max_examples=300, deadline=None)
+def test_any_cut_of_any_text_into_prompt_and_answer(
+    text: str, cut: int, sizes: list[int], window: int
+) -> None:
+    ids = embedded().encode(text).ids
+    prompt, answer = ids[: cut % (len(ids) + 1)], ids[cut % (len(ids) + 1) :]
+    decode = decoding(embedded())
+    added = "".join(stream(decode, answer, prompt[-window:], sizes))
+    assert added == added_text(decode, prompt, answer)
+    # No character is lost: the prompt's whole ones and the answer's are all of the text.
+    whole = decode(ids)  # `text`, but for bytes that the vocabulary lacks
+    assert whole == decode(prompt)[: len(whole) - len(added)] + added
+
+
+@given(
+    prompt=st.lists(st.integers(0, 49151), max_size=PROMPT_TAIL),
+    answer=st.lists(st.integers(0, 49151), max_size=12),
+    sizes=SIZES,
+)
+@settings(max_examples=200, deadline=None)
+def test_any_ids_as_prompt_and_answer(
+    prompt: list[int], answer: list[int], sizes: list[int]
+) -> None:
+    decode = decoding(embedded())
+    added = "".join(stream(decode, answer, prompt, sizes))
+    assert added == added_text(decode, prompt, answer)
+
+
+@given(text=TEXTS, cut=st.integers(0, 64), sizes=SIZES)
+@settings(max_examples=200, deadline=None)
+def test_any_cut_of_byte_tokens(text: str, cut: int, sizes: list[int]) -> None:
+    raw = b"a" + text.encode()
+    cut = 1 + cut % len(raw)
+    prompt, answer = ([1 + byte for byte in part] for part in (raw[:cut], raw[cut:]))
+    added = "".join(stream(decoding(BYTE_FALLBACK), answer, prompt[-PROMPT_TAIL:], sizes))
+    assert "a" + text == raw[:cut].decode(errors="ignore") + added
 
 
 def test_a_tail_cut_inside_a_character_spoils_nothing() -> None:

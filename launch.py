@@ -24,7 +24,7 @@ from tokenloom.model_files.resolve import model_name, resolve_model
 from tokenloom.run_dir import run_directory
 from tokenloom.wire import codec
 from tokenloom.wire import log as log_format
-from tokenloom.wire.channel import AddressTooLong, Mailbox
+from tokenloom.wire.channel import AddressTooLong, Mailbox, Outbox
 from tokenloom.wire.config import (
     DetokenizerConfig,
     FrontConfig,
@@ -32,7 +32,7 @@ from tokenloom.wire.config import (
     SchedulerConfig,
     ServerConfig,
 )
-from tokenloom.wire.messages import ChildFailed, ChildReady, ToLauncher
+from tokenloom.wire.messages import ChildDied, ChildFailed, ChildReady, ToLauncher
 
 FRONT = "tokenizer"
 # -P: the directory that the server is started in has no say in what a child imports.
@@ -43,6 +43,8 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 POLL_MS = 100  # how soon a death or a signal is noticed
 LAST_WORDS_MS = 200  # how long to wait for a message that a dead child has sent
 DRAIN_GRACE_S = 4.0  # for processes to end after the last request
+FAREWELL_S = 2.0  # for the front to tell its clients of a death, before everything is killed
+FAREWELL_POLL_MS = 10
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +197,24 @@ class Launcher:
             if status is not None and not planned:
                 dead[name] = status
         if dead:
-            self._hear(LAST_WORDS_MS)
+            self._let_front_end(dead)
+            if not dead.keys() & self._last_words.keys():
+                self._hear(LAST_WORDS_MS)
             raise _Ended(1, "\n".join(self._obituary(*death) for death in dead.items()))
+
+    def _let_front_end(self, dead: Mapping[str, int]) -> None:
+        """Give a front that serves the time to end every open stream with an error of its own."""
+        if FRONT not in self._in_state(ChildState.READY) + self._in_state(ChildState.DRAINING):
+            return
+        front = self._children[FRONT]
+        outbox = Outbox(self._context, self._links.front)
+        for name, status in dead.items():
+            outbox.send(ChildDied(name, how_it_ended(status)))
+        outbox.close()
+        deadline = time.monotonic() + FAREWELL_S
+        while front.state is not ChildState.EXITED and time.monotonic() < deadline:
+            self._hear(FAREWELL_POLL_MS)
+            front.reap()
 
     def _hear(self, timeout_ms: int) -> None:
         for message in self._mailbox.receive(timeout_ms):

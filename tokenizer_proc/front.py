@@ -18,6 +18,7 @@ from ..wire.messages import (
     AbortReq,
     BatchStrOut,
     ChatMessage,
+    ChildDied,
     Drained,
     DrainReq,
     Finish,
@@ -108,6 +109,7 @@ class Front:
         self.info: SchedulerInfo | None = None
         self.started = asyncio.Event()  # the scheduler answered: generation works
         self.drained = asyncio.Event()
+        self.failed = asyncio.Event()  # another process died: nothing can be served any more
         self._scheduler = scheduler
         self._sessions = SessionTable(max_queued_requests, self._left)
         self._streams: dict[int, RequestStream] = {}
@@ -141,8 +143,12 @@ class Front:
                 self.info = info
                 self._note_started()
             case Drained():
-                self._end_all()
-                self.drained.set()
+                self._end_all(_GONE)
+            case ChildDied(name=name, how=how):
+                self._sessions.draining = True
+                self.failed.set()
+                reason = f"{_GONE.message}: its {name} process died ({how})"
+                self._end_all(msgspec.structs.replace(_GONE, message=reason))
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests and let the running ones end in time; `drained` is set after that."""
@@ -167,11 +173,13 @@ class Front:
             case Delivery.WAKE:
                 self._streams[row.rid].wake()
 
-    def _end_all(self) -> None:
-        for session in self._sessions.fail_all(_GONE):
+    def _end_all(self, finish: Finish) -> None:
+        """The scheduler is gone: whoever still waits for it hears `finish`."""
+        self.drained.set()
+        for session in self._sessions.fail_all(finish):
             self._streams.pop(session.rid).wake()
-        self.adapters.end_all(_GONE)
-        gone = Refused.of(_GONE)
+        self.adapters.end_all(finish)
+        gone = Refused.of(finish)
         self._stats.fail_all(gone)
         self._flushes.fail_all(gone)
 

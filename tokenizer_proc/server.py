@@ -112,12 +112,13 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
             listener,
             [
                 _read_mail(mailbox, front),
+                _stop_on_failure(front, stop),
                 door.serve(),
                 _announce(front, config, life, url_of(config.doors.host, listener)),
             ],
             config.drain_timeout,
         )
-    return 0
+    return 1 if front.failed.is_set() else 0
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -150,7 +151,8 @@ async def _run_until(
         serving = group.create_task(http.serve([listener]))
         tasks = [group.create_task(helper) for helper in helpers]
         await stop.wait()
-        await _drain(front, drain_timeout)
+        if not front.failed.is_set():
+            await _drain(front, drain_timeout)
         http.should_exit = True
         await serving
         for task in tasks:
@@ -161,6 +163,11 @@ async def _read_mail(mailbox: AsyncMailbox[ToFront], front: Front) -> None:
     while True:
         for message in await mailbox.receive():
             front.dispatch(message)
+
+
+async def _stop_on_failure(front: Front, stop: asyncio.Event) -> None:
+    await front.failed.wait()
+    stop.set()
 
 
 async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str) -> None:

@@ -3,6 +3,7 @@
     front --ToScheduler--> scheduler --ToDetokenizer--> detokenizer --ToFront--> front
     detokenizer --ToScheduler--> scheduler          (a stop string was found)
     children --ToLauncher--> launcher               (ready, failed)
+    launcher --ToFront--> front                     (another child died)
     client <--FromClient / ToClient--> front        (the socket door; msgpack or JSON)
 
 All answers of the scheduler travel through the detokenizer, control replies too, so the front sees
@@ -228,7 +229,26 @@ class BatchStrOut(_Internal, frozen=True):
     rows: list[StrOut]
 
 
-ToFront = BatchStrOut | SchedulerReady | StatsOut | Drained | FlushOut | LoRALoaded | LoRAUnloaded
+# Launcher -> front:
+
+
+class ChildDied(_Internal, frozen=True):
+    """Another process of the server ended unasked: tell every client, then end as well."""
+
+    name: str
+    how: str  # in words
+
+
+ToFront = (
+    BatchStrOut
+    | SchedulerReady
+    | StatsOut
+    | Drained
+    | FlushOut
+    | LoRALoaded
+    | LoRAUnloaded
+    | ChildDied
+)
 
 
 # Children -> launcher:

@@ -4,6 +4,7 @@ The fake pair is one thread on the links' real mailboxes; SIGTERM is sent for re
 """
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -27,6 +28,7 @@ from tokenloom.wire.config import DoorConfig, FrontConfig, Links, ModelConfig
 from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     BatchStrOut,
+    ChildDied,
     Drained,
     DrainReq,
     Finish,
@@ -34,6 +36,7 @@ from tokenloom.wire.messages import (
     LoRALoaded,
     SchedulerReady,
     StrOut,
+    ToFront,
     TokenizedGenerateReq,
 )
 
@@ -103,8 +106,15 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontConfig]:
     shutil.rmtree(directory)
 
 
-def serve_while(config: FrontConfig, client: Callable[[Life, FakePair], None]) -> int:
-    """Run the server in this thread (signals need the main one) and `client` beside it."""
+def serve_while(
+    config: FrontConfig,
+    client: Callable[[Life, FakePair], None],
+    signum: signal.Signals | None = signal.SIGTERM,
+) -> int:
+    """Run the server in this thread (signals need the main one) and `client` beside it.
+
+    A client that succeeded ends the server with `signum`; None: it has ended already.
+    """
     life, pair = Life(), FakePair(config.links)
     pair.start()
     failures: list[BaseException] = []
@@ -116,7 +126,8 @@ def serve_while(config: FrontConfig, client: Callable[[Life, FakePair], None]) -
             failures.append(error)
         finally:
             pair.may_start.set()
-            os.kill(os.getpid(), signal.SIGTERM)
+            if signum is not None or failures:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=beside, daemon=True)
 
@@ -190,6 +201,39 @@ def test_from_loading_to_a_drained_end(config: FrontConfig) -> None:
             request(url, "GET", "/health")
 
 
+def test_death_of_another_process_ends_the_front_after_a_word_to_each_client(
+    config: FrontConfig,
+) -> None:
+    answers: list[tuple[int, bytes]] = []
+
+    def client(life: Life, pair: FakePair) -> None:
+        pair.hold.set()
+        pair.may_start.set()
+        assert life.told.wait(20)
+        body = b'{"text": "a"}'
+        by_http = threading.Thread(
+            target=lambda: answers.append(request(life.url, "POST", "/generate", body))
+        )
+        by_http.start()
+        assert pair.got_request.wait(20)
+        pair.got_request.clear()
+        with socket_client(life) as dealer:
+            dealer.send(b'{"type": "generate", "rid": "r", "text": "hi"}')
+            assert pair.got_request.wait(20)
+            tell_front(config.links, ChildDied("scheduler", "exit status 7"))
+            assert dealer.poll(20_000)
+            failed = json.loads(dealer.recv())
+        assert (failed["type"], failed["rid"], failed["status"]) == ("failed", "r", 503)
+        assert "its scheduler process died (exit status 7)" in failed["message"]
+        by_http.join(20)
+        end_pair(config.links)
+
+    assert serve_while(config, client, signum=None) == 1
+    ((status, body),) = answers
+    assert status == 503
+    assert b"its scheduler process died (exit status 7)" in body
+
+
 def test_sigterm_while_loading_ends_at_once(config: FrontConfig) -> None:
     def client(life: Life, pair: FakePair) -> None:
         assert not life.told.is_set()
@@ -222,33 +266,47 @@ def test_a_bad_adapter_of_the_command_line_ends_the_start(config: FrontConfig) -
     (error,) = failed.value.exceptions
     assert str(error) == "--lora n=/models/bad: it is bad"
     assert not life.told.is_set()
-    drain_pair(config.links)
+    end_pair(config.links)
     pair.join(20)
 
 
-def drain_pair(links: Links) -> None:
+def end_pair(links: Links) -> None:
     """End the fake pair as the front of a whole set would."""
+    send_to(links.scheduler, DrainReq())
+
+
+def tell_front(links: Links, message: ToFront) -> None:
+    send_to(links.front, message)
+
+
+def send_to(address: str, message: msgspec.Struct) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    scheduler = Outbox(context, links.scheduler)
-    scheduler.send(DrainReq())
-    scheduler.close()
+    outbox = Outbox(context, address)
+    outbox.send(message)
+    outbox.close()
     context.term()
+
+
+@contextlib.contextmanager
+def socket_client(life: Life) -> "Iterator[zmq.Socket[bytes]]":
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    try:
+        dealer.connect(paths.door_address(int(life.url.rpartition(":")[2])))
+        yield dealer
+    finally:
+        dealer.close(linger=0)
+        context.term()
 
 
 def test_the_socket_door_answers_beside_http(config: FrontConfig) -> None:
     def client(life: Life, pair: FakePair) -> None:
         pair.may_start.set()
         assert life.told.wait(20)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        dealer = context.socket(zmq.DEALER)
-        try:
-            dealer.connect(paths.door_address(int(life.url.rpartition(":")[2])))
+        with socket_client(life) as dealer:
             dealer.send(b'{"type": "generate", "rid": "r", "text": "hi"}')
             assert dealer.poll(20_000)
             assert b'"text":"ok"' in dealer.recv()
-        finally:
-            dealer.close(linger=0)
-            context.term()
 
     assert serve_while(config, client) == 0
 

@@ -11,6 +11,7 @@ from tokenloom.tokenizer_proc.doors import service
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.wire.messages import (
     AbortReq,
+    ChildDied,
     Drained,
     DrainReq,
     Finish,
@@ -20,6 +21,7 @@ from tokenloom.wire.messages import (
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+STREAMED = {"text": "a", "stream": True}
 POSTS = [
     (CHAT, HELLO),
     ("/v1/completions", {"prompt": "a"}),
@@ -96,6 +98,35 @@ def test_drained_leaves_nobody_waiting(door: Door) -> None:
     assert "stopped" in answer.error()["message"]
     assert answer.headers["retry-after"] == "10"
     assert door.front.in_flight == 0
+
+
+def test_death_of_another_process_is_told_to_every_client(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> list[Exchange]:
+        calls = [door.open("POST", CHAT, HELLO), door.open("POST", "/generate", STREAMED)]
+        calls.append(door.open("GET", "/get_server_info"))
+        await submitted(door, 2)
+        door.scheduler.row(StrOut(2, "x", (1,)))
+        await calls[1].until(lambda: bool(calls[1].body))
+        door.front.dispatch(ChildDied("detokenizer", "killed by SIGKILL"))
+        assert door.front.failed.is_set()
+        return [await call.end() for call in [*calls, door.open("POST", CHAT, HELLO)]]
+
+    whole, streamed, info, late = door.run(scenario())
+    reason = "the server stopped before the request was finished: its detokenizer process died"
+    assert whole.status == 503
+    assert whole.error()["message"] == f"{reason} (killed by SIGKILL)"
+    first, error, done = streamed.events()
+    assert (first["text"], error["error"]["message"], done) == (
+        "x",
+        f"{reason} (killed by SIGKILL)",
+        "[DONE]",
+    )
+    assert info.status == 200
+    assert (late.status, late.error()["message"]) == (503, "the server is shutting down")
+    assert door.front.in_flight == 0
+    assert door.front.drained.is_set()
 
 
 def test_health_generate(door: Door) -> None:

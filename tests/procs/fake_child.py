@@ -15,7 +15,7 @@ from tokenloom.wire import codec
 from tokenloom.wire.channel import Mailbox, Outbox
 from tokenloom.wire.child import ChildLife, run_child
 from tokenloom.wire.config import DetokenizerConfig, FrontConfig, SchedulerConfig
-from tokenloom.wire.messages import Drained, DrainReq
+from tokenloom.wire.messages import ChildDied, Drained, DrainReq, ToFront
 
 NAME, BEHAVIOUR = sys.argv[1:]
 CONFIG_TYPES: dict[str, type[FrontConfig | SchedulerConfig | DetokenizerConfig]] = {
@@ -43,10 +43,13 @@ def main(config: FrontConfig | SchedulerConfig | DetokenizerConfig, life: ChildL
         scheduler = Outbox(context, links.scheduler)
         life.ready("http://fake:1")
         after_ready()
-        while not asked.wait(0.05):
-            pass
+        while not asked.is_set():
+            if died := front.receive(50):
+                return say_farewell(died)
         scheduler.send(DrainReq())
-        assert front.receive(None) == [Drained()]
+        last = front.receive(None)
+        if last != [Drained()]:
+            return say_farewell(last)
         return 0
     if NAME == "scheduler":
         mailbox = Mailbox(context, links.scheduler, codec.to_scheduler())
@@ -64,6 +67,15 @@ def main(config: FrontConfig | SchedulerConfig | DetokenizerConfig, life: ChildL
     assert inbox.receive(None) == [Drained()]
     front_box.send(Drained())
     return 0
+
+
+def say_farewell(heard: list[ToFront]) -> int:
+    """What a front does when it hears of a death."""
+    assert all(isinstance(message, ChildDied) for message in heard), heard
+    if BEHAVIOUR == "deaf":
+        threading.Event().wait()
+    print(f"heard {heard}", file=sys.stderr, flush=True)
+    return 1
 
 
 def before_ready() -> None:

@@ -58,8 +58,20 @@ def test_killed_child_ends_the_set(start_set: Start, name: str) -> None:
     status, logged = server.end(NOTICED_S)
     assert status == 1
     assert f"{name} died while ready: killed by SIGKILL (often: out of memory)" in logged
+    heard = f"heard [ChildDied(name='{name}', how='killed by SIGKILL (often: out of memory)')]"
+    assert (heard in logged) == (name != "tokenizer"), "the front tells its clients before it ends"
     assert not server.alive()
     assert not server.run_dirs()
+
+
+def test_front_that_hears_nothing_of_a_death_is_killed_with_the_rest(start_set: Start) -> None:
+    server = start_set(tokenizer="deaf")
+    server.serving_line()
+    server.alive()["scheduler"].kill()
+    status, logged = server.end()
+    assert status == 1
+    assert "scheduler died while ready" in logged
+    assert not server.alive()
 
 
 def test_last_words_of_a_crash_are_printed(start_set: Start) -> None:
@@ -159,6 +171,7 @@ def test_crash_in_the_drain_is_a_failure(start_set: Start) -> None:
     status, logged = server.end()
     assert status == 1
     assert "scheduler died while draining: exit status 1" in logged
+    assert "heard [ChildDied(name='scheduler'" in logged
 
 
 @pytest.mark.parametrize("scheduler", ["well", "never ready", "hold the interpreter"])

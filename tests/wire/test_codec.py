@@ -10,6 +10,7 @@ from tokenloom.wire.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     ChatMessage,
+    ChildDied,
     ChildFailed,
     ChildReady,
     Delta,
@@ -91,6 +92,7 @@ GOLDEN = [
         "92ab42617463685374724f7574919501a368c3a99105c000",
     ),
     (Drained(), codec.to_front(), "91a7447261696e6564"),
+    (ChildDied("a", "b"), codec.to_front(), "93a94368696c6444696564a161a162"),
     (
         ChildReady("front", "http"),
         codec.to_launcher(),

@@ -31,8 +31,13 @@ SEED ?= 0
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
 
-test: .venv/installed-for-tests
+test: .venv/installed-for-tests build/chat-templates/fetched
 	$(BIN)/python -m pytest $(ARGS)
+
+# Public chat templates that the tests render, some 80 MB of download once.
+build/chat-templates/fetched: .venv/installed tests/support/public_templates.py
+	$(BIN)/python tests/support/public_templates.py
+	touch $@
 
 lint: .venv/installed-for-tests .typing/tokenloom
 	$(BIN)/ruff check

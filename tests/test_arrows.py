@@ -143,7 +143,7 @@ EXTERNAL: dict[str, set[str]] = {
         "bench.device",
     },
     "httptools": {"bench"},
-    "jinja2": {"tokenizer_proc"},
+    "jinja2": {"model_files"},
     "orjson": {"tokenizer_proc", "model_files", "scheduler_proc.models"},
     "starlette": {"tokenizer_proc.doors"},
     "uvicorn": {"tokenizer_proc.doors", "tokenizer_proc.server"},

@@ -12,8 +12,9 @@ from typing import Any, NoReturn, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from tokenloom.wire.config import ServerConfig, contradiction, tp_contradiction
+from tokenloom.wire.config import ServerConfig, tp_contradiction
 from tokenloom.wire.lora_config import lora_contradiction
+from tokenloom.wire.scheduling_config import contradiction
 
 _GROUP_TITLES = {
     "model": "model",

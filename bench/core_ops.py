@@ -17,9 +17,9 @@ from ..scheduler_proc.core.radix_cache import Match, RadixCache
 from ..scheduler_proc.core.req import Req
 from ..scheduler_proc.core.scheduler import Scheduler
 from ..scheduler_proc.worker_batch import BatchResult
-from ..wire.config import SchedulingConfig
 from ..wire.messages import TokenizedGenerateReq
 from ..wire.sampling import SamplingParams
+from ..wire.scheduling_config import SchedulingConfig
 
 PAGE = 16
 VOCAB = 50_000

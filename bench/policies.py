@@ -6,15 +6,19 @@ docs/scheduling.md. Nothing is measured, so every machine prints the same.
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, product
+from itertools import accumulate, count, product
 from typing import Literal, get_args
+
+import msgspec
 
 from ..scheduler_proc.core.intake import Limits
 from ..scheduler_proc.core.scheduler import Scheduler
-from ..wire.config import SchedulePolicy, SchedulingConfig
+from ..wire.device_defaults import DEFAULTS
 from ..wire.sampling import SamplingParams
+from ..wire.scheduling_config import SchedulePolicy, SchedulingConfig
 from .policy_workloads import (
     ADMISSION_WORKLOADS,
+    BUDGET_WORKLOADS,
     COLD,
     FLOODED,
     POLICY_WORKLOADS,
@@ -31,10 +35,18 @@ from .summary import Spread, spread
 
 POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
 FAIRNESS: tuple[Literal["none", "vtc"], ...] = ("none", "vtc")
+BUDGETS: dict[str, dict[str, int]] = {
+    "`--mixed-chunk-size 64`": {"mixed_chunk_size": 64},
+    "the default goal": {},
+    "`--decode-gap-ms 25`": {"decode_gap_ms": 25},
+}
 ADMISSIONS: tuple[Literal["ratio", "quantile"], ...] = ("ratio", "quantile")
 UNBOUNDED = 1 << 30
 URGENT = 5  # every fifth request of the first study
 POOL_TOKENS, SMALL_POOL_TOKENS, CONTEXT = 24_576, 8_192, 8_192
+LARGE_POOL_TOKENS = 262_144
+CPU = StepTime()
+GPU = StepTime(step=8e-3, row=0.01e-3, token=0.03e-3, context_token=3e-8)  # like an 8B model's
 
 
 def play(
@@ -43,6 +55,7 @@ def play(
     *,
     pool_tokens: int = POOL_TOKENS,
     urgent: int = 0,
+    step_time: StepTime = CPU,
 ) -> Driver:
     """All asks and the turns that follow, to the last answer; each `urgent`-th has priority 1."""
     page = settings.page_size
@@ -50,11 +63,11 @@ def play(
         num_pages=pool_tokens // page + 1,
         page_size=page,
         num_rows=settings.max_running_requests,
-        budget=settings.chunked_prefill_size,
+        budget=min(settings.chunked_prefill_size, settings.max_prefill_tokens),
     )
     limits = Limits(VOCAB, CONTEXT, pool_tokens, frozenset({EOS}))
     scheduler = Scheduler(settings, limits, pool_tokens // page + 1)
-    driver = Driver(scheduler, runner, StepTime())
+    driver = Driver(scheduler, runner, step_time)
     rids, asked = count(1), dict[int, Ask]()
 
     def arrival(ask: Ask, at: float) -> Arrival:
@@ -173,11 +186,40 @@ def admission(scale: float) -> None:
     )
 
 
+def most_at_once(driver: Driver) -> int:
+    """Requests between their first and last token."""
+    ends = [(course.token_times[0], 1) for course in driver.courses.values()]
+    ends += [(course.token_times[-1], -1) for course in driver.courses.values()]
+    return max(accumulate(change for _, change in sorted(ends)))
+
+
+def step_budget(scale: float) -> None:
+    """How a step that also decodes is filled: by a count of tokens or up to a goal."""
+
+    def rows() -> Iterable[Sequence[object]]:
+        for (crowd, workload), device in product(BUDGET_WORKLOADS.items(), ("cuda", "cpu")):
+            for name, flag in BUDGETS.items():
+                settings = msgspec.structs.replace(DEFAULTS[device], **flag)
+                time = GPU if device == "cuda" else CPU
+                driver = play(
+                    workload(scale), settings, pool_tokens=LARGE_POOL_TOKENS, step_time=time
+                )
+                report = driver.report()
+                first, gaps = report.ttft_s, report.inter_token_s
+                rate, most = f"{report.output_tok_s:.0f}", most_at_once(driver)
+                shown = (first.p50, first.p99, f"{1e3 * gaps.p50:.0f}", f"{1e3 * gaps.p99:.0f}")
+                yield crowd, device, name, rate, most, *shown
+
+    head = ("prompts", "device", "steps filled by", "tok/s", "most at once", "TTFT p50", "p99")
+    table((*head, "gap p50 in ms", "p99"), rows())
+
+
 STUDIES: dict[str, Callable[[float], None]] = {
     "policies": policies,
     "starvation": cold_requests,
     "flood": flooding_tenant,
     "admission": admission,
+    "budget": step_budget,
 }
 
 

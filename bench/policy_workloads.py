@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from .simulation.hash_model import EOS, VOCAB, Script, hash_answer
 
@@ -167,6 +168,12 @@ def answers_of_two_kinds(scale: float = 1.0) -> list[Ask]:
     ]
 
 
+def at_once(count: int, prompt: int, answer: int, scale: float = 1.0) -> list[Ask]:
+    """A crowd of equal requests that share nothing and come at the same moment."""
+    rng = random.Random("at once")
+    return [Ask(0.0, _ids(rng, prompt), answer, answer) for _ in range(math.ceil(count * scale))]
+
+
 def _about(rng: random.Random, middle: int) -> int:
     """Log-normal: two of three within a factor of 1.6, none above 1000."""
     return max(1, min(1000, round(middle * math.exp(rng.gauss(0.0, 0.5)))))
@@ -182,4 +189,9 @@ ADMISSION_WORKLOADS: dict[str, Callable[[float], list[Ask]]] = {
     "far below": answers_far_below_their_limits,
     "at the limit": answers_at_their_limits,
     "two kinds": answers_of_two_kinds,
+}
+BUDGET_WORKLOADS: dict[str, Callable[[float], list[Ask]]] = {
+    "200 of 512, answers of 128": partial(at_once, 200, 512, 128),
+    "200 of 60, answers of 150": partial(at_once, 200, 60, 150),
+    "300 of 200, answers of 64": partial(at_once, 300, 200, 64),
 }

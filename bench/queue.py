@@ -17,9 +17,9 @@ from typing import get_args
 from ..scheduler_proc.core.intake import Limits
 from ..scheduler_proc.core.scheduler import Scheduler
 from ..scheduler_proc.worker_batch import BatchResult
-from ..wire.config import SchedulePolicy, SchedulingConfig
 from ..wire.messages import TokenizedGenerateReq
 from ..wire.sampling import SamplingParams
+from ..wire.scheduling_config import SchedulePolicy, SchedulingConfig
 
 PAGE, POOL_TOKENS, VOCAB = 16, 1 << 16, 32000
 TAIL, ANSWER = 64, 4

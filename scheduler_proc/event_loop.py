@@ -6,6 +6,7 @@ is planned and launched before the result of the last one is read. No decision i
 
 import gc
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -63,9 +64,10 @@ def event_loop(
     *,
     overlap: bool = False,
 ) -> None:
-    """Serves until the scheduler has drained."""
+    """Serves until the scheduler has drained. `clock` also says how long steps take."""
     step_log = StepLog(scheduler)
-    in_flight: deque[tuple[ModelWorkerBatch, LaunchedStep]] = deque()
+    in_flight: deque[tuple[ModelWorkerBatch, LaunchedStep, float]] = deque()
+    landed_at = -math.inf
     most = MAX_LAUNCHED if overlap else 1
     stalled = False
     while not scheduler.drained:
@@ -77,11 +79,15 @@ def event_loop(
             _send(out, scheduler.lora_loaded(loaded))
         batch = scheduler.get_next_batch_to_run()
         if batch is not None:
-            in_flight.append((batch, runner.launch(batch)))
+            launched_at = clock()
+            in_flight.append((batch, runner.launch(batch), launched_at))
         stalled = not in_flight
         if len(in_flight) == most or (in_flight and batch is None):
-            landed, launched = in_flight.popleft()
-            _send(out, scheduler.process_batch_result(launched.result()))
+            landed, launched, launched_at = in_flight.popleft()
+            result = launched.result()
+            # Behind another step it began when that one ended, and nothing counts while idle.
+            begun_at, landed_at = max(launched_at, landed_at), clock()
+            _send(out, scheduler.process_batch_result(result, landed_at - begun_at))
             step_log.after(landed, launched.how)
         runner.loras.follow(scheduler.take_lora_orders())
         if kv_events is not None:

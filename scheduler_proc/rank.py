@@ -13,13 +13,14 @@ import zmq
 
 from ..wire.child import ChildLife, run_child
 from ..wire.config import SchedulerConfig
+from ..wire.device_defaults import resolve_scheduling
 from ..wire.slices import ask_for_usual_slices
 from . import batch_codec
 
 
 def main(config: SchedulerConfig, _: ChildLife) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in __main__.py
-    from .runner.loading import make_model_runner
+    from .runner.loading import choose_device, make_model_runner
     from .runner.rank_group import join
 
     if config.log_level == "info":
@@ -28,9 +29,8 @@ def main(config: SchedulerConfig, _: ChildLife) -> int:
     inbox = _inbox(config.links.rank(rank))
     ask_for_usual_slices()
     shard = join(rank, config.links.run_dir, config.execution)
-    runner = make_model_runner(
-        config.model, config.scheduling, config.execution, config.lora, shard
-    )
+    scheduling = resolve_scheduling(config.scheduling, choose_device(config.execution.device))
+    runner = make_model_runner(config.model, scheduling, config.execution, config.lora, shard)
     gc.collect()
     gc.freeze()  # as ChildLife.ready does: all ranks wait for the one that looks for garbage
     while True:

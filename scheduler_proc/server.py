@@ -13,8 +13,10 @@ from ..model_files.config import read_eos_token_ids
 from ..wire import codec
 from ..wire.channel import Mailbox, Outbox
 from ..wire.child import ChildLife
-from ..wire.config import SchedulerConfig, SchedulingConfig
+from ..wire.config import SchedulerConfig
+from ..wire.device_defaults import resolve_scheduling, step_sizes
 from ..wire.messages import SchedulerInfo, SchedulerReady
+from ..wire.scheduling_config import SchedulingConfig
 from ..wire.slices import ask_for_usual_slices
 from .core.intake import Limits
 from .core.scheduler import Scheduler
@@ -22,7 +24,7 @@ from .event_loop import event_loop
 from .kv_event_publisher import KVEventPublisher
 from .ranks import Ranks
 from .runner.facts import Runner
-from .runner.loading import make_model_runner
+from .runner.loading import choose_device, make_model_runner
 from .runner.rank_group import join
 
 NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
@@ -37,11 +39,11 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     outbox = Outbox(context, config.links.detokenizer)
     ask_for_usual_slices()  # the threads that carry messages are there by now
     shard = join(0, config.links.run_dir, config.execution)
-    runner = make_model_runner(
-        config.model, config.scheduling, config.execution, config.lora, shard
-    )
+    scheduling = resolve_scheduling(config.scheduling, choose_device(config.execution.device))
+    runner = make_model_runner(config.model, scheduling, config.execution, config.lora, shard)
     eos = read_eos_token_ids(config.model.model)
-    info = _info(config, runner, eos)
+    info = _info(scheduling, runner, eos)
+    log.info("%s", step_sizes(scheduling))
     log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
     limits = Limits(
         vocab_size=info.vocab_size,
@@ -50,8 +52,8 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
         eos_token_ids=frozenset(eos),
         max_loras=config.lora.max_loras_per_batch,
     )
-    scheduler = Scheduler(config.scheduling, limits, runner.facts.num_pages)
-    kv_events = _kv_events(context, config.scheduling)
+    scheduler = Scheduler(scheduling, limits, runner.facts.num_pages)
+    kv_events = _kv_events(context, scheduling)
     outbox.send(SchedulerReady(info))
     life.ready()
     # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
@@ -77,16 +79,16 @@ def _kv_events(
     return KVEventPublisher(context, scheduling.kv_events, scheduling.kv_events_replay)
 
 
-def _info(config: SchedulerConfig, runner: Runner, eos: tuple[int, ...]) -> SchedulerInfo:
+def _info(scheduling: SchedulingConfig, runner: Runner, eos: tuple[int, ...]) -> SchedulerInfo:
     return SchedulerInfo(
         vocab_size=runner.facts.vocab_size,
         context_length=runner.facts.context_length,
         page_size=runner.facts.page_size,
         max_total_tokens=runner.facts.max_total_tokens,
-        max_running_requests=config.scheduling.max_running_requests,
-        chunked_prefill_size=config.scheduling.chunked_prefill_size,
+        max_running_requests=scheduling.max_running_requests,
+        chunked_prefill_size=scheduling.chunked_prefill_size,
         dtype=runner.facts.dtype_name,
         eos_token_ids=eos,
-        kv_events=config.scheduling.kv_events,
-        kv_events_replay=config.scheduling.kv_events_replay,
+        kv_events=scheduling.kv_events,
+        kv_events_replay=scheduling.kv_events_replay,
     )

@@ -11,9 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from .lora_config import LoRAConfig
-
-SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "hrrn", "priority"]
-EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
+from .scheduling_config import SchedulingFlags
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,155 +61,6 @@ class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1024, description="larger HTTP bodies get 413")] = (
         4 << 20
     )
-
-
-class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    max_running_requests: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=4096,
-            description="requests computed at the same time",
-            extra={"aliases": ["--max-num-seqs"]},
-        ),
-    ] = 64
-    max_prefill_tokens: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="prompt tokens computed in one step at most, where prompts are not cut",
-            extra={"aliases": ["--max-num-batched-tokens"]},
-        ),
-    ] = 4096
-    chunked_prefill_size: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="prompt tokens computed in one step at most; longer prompts are cut; "
-            "0: prompts are never cut",
-        ),
-    ] = 512
-    mixed_chunk_size: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="token budget of a step that also decodes, where prompts may be cut: "
-            "bounds how long running answers wait; 0: no bound of its own",
-        ),
-    ] = 64
-    page_size: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=256,
-            description="tokens in a KV page",
-            extra={"aliases": ["--block-size"]},
-        ),
-    ] = 16
-    schedule_conservativeness: Annotated[
-        float, Meta(gt=0.0, description="above 1: fewer admissions and fewer retractions")
-    ] = 1.0
-    disable_radix_cache: Annotated[bool, Meta(description="no prefix reuse between requests")] = (
-        False
-    )
-    schedule_policy: Annotated[
-        SchedulePolicy, Meta(description="which waiting request starts next")
-    ] = "fcfs"
-    low_priority_first: Annotated[
-        bool, Meta(description="smaller priorities go before larger ones")
-    ] = False
-    max_overtakes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="later arrivals that may start before a waiting request; then it goes "
-            "first, whatever the policy (but priority)",
-        ),
-    ] = 256
-    prefix_group_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="a waiting request lets another one compute a prompt prefix that they "
-            "share from so many tokens on; 0: never",
-        ),
-    ] = 64
-    max_skips: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="requests that may start before one that is next and does not fit the "
-            "pool; then the pool is held for it",
-        ),
-    ] = 16
-    lookahead: Annotated[
-        int,
-        Meta(ge=0, description="requests tried in one step behind one that does not fit"),
-    ] = 16
-    fairness: Annotated[
-        Literal["none", "vtc"],
-        Meta(description="vtc: tenants get equal shares, counted in tokens"),
-    ] = "none"
-    vtc_output_weight: Annotated[
-        float,
-        Meta(
-            gt=0.0, description="with --fairness vtc: what an answer's token counts, a prompt's 1"
-        ),
-    ] = 2.0
-    eviction_policy: Annotated[
-        EvictionPolicy,
-        Meta(
-            description="which cached prefix goes first when pages are needed",
-            extra={"aliases": ["--radix-eviction-policy"]},
-        ),
-    ] = "lru"
-    kv_events: Annotated[
-        str | None,
-        Meta(description="address where changes of the prefix cache are published"),
-    ] = None
-    kv_events_replay: Annotated[
-        str | None,
-        Meta(description="address where published changes can be asked for again"),
-    ] = None
-    admission: Annotated[
-        Literal["ratio", "quantile"],
-        Meta(
-            description="how much of answers to come is reserved: a share of max_tokens that "
-            "decays, or what finished answers predict"
-        ),
-    ] = "ratio"
-    retraction_risk: Annotated[
-        float,
-        Meta(
-            gt=0.0,
-            lt=1.0,
-            description="with --admission quantile: chance of a retraction that an admission "
-            "may leave",
-        ),
-    ] = 0.05
-    preemption_threshold: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="a request that comes next and does not fit retracts running ones whose "
-            "priority is lower by at least this; default: never"
-        ),
-    ] = None
-    max_waiting_requests: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="requests that wait at most; more get 503; default: no bound"),
-    ] = None
-    max_waiting_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="prompt tokens that wait at most; more get 503; default: no bound"),
-    ] = None
-    queue_timeout: Annotated[
-        Annotated[float, Meta(gt=0.0)] | None,
-        Meta(description="seconds until a request must have started, else 503; default: no bound"),
-    ] = None
-    request_timeout: Annotated[
-        Annotated[float, Meta(gt=0.0)] | None,
-        Meta(description="seconds until a request must have ended, else 408; default: no bound"),
-    ] = None
 
 
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +169,7 @@ class Links(msgspec.Struct, frozen=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     doors: DoorConfig = DoorConfig()
-    scheduling: SchedulingConfig = SchedulingConfig()
+    scheduling: SchedulingFlags = SchedulingFlags()
     execution: ExecutionConfig = ExecutionConfig()
     lora: LoRAConfig = LoRAConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -337,7 +186,7 @@ class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
-    scheduling: SchedulingConfig
+    scheduling: SchedulingFlags
     execution: ExecutionConfig
     log_level: str
     links: Links
@@ -348,30 +197,6 @@ class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     log_level: str
     links: Links
-
-
-def contradiction(scheduling: SchedulingConfig) -> str | None:
-    """Flags that are fine one by one but not together, with their values; None if all agree."""
-    page = scheduling.page_size
-    for flag, tokens in (
-        ("--chunked-prefill-size", scheduling.chunked_prefill_size or page),
-        ("--max-prefill-tokens", scheduling.max_prefill_tokens),
-    ):
-        if tokens < page:
-            return f"{flag} {tokens} is less than one page (--page-size {page})"
-    policy = scheduling.schedule_policy
-    if scheduling.disable_radix_cache and policy in ("lpm", "dfs-weight"):
-        return (
-            f"--schedule-policy {policy} orders by cached prefixes: not with --disable-radix-cache"
-        )
-    if scheduling.kv_events_replay and not scheduling.kv_events:
-        return "--kv-events-replay has nothing to replay without --kv-events"
-    if scheduling.disable_radix_cache:
-        if scheduling.eviction_policy != "lru":
-            return f"--eviction-policy {scheduling.eviction_policy} with --disable-radix-cache"
-        if scheduling.kv_events:
-            return "--kv-events has nothing to publish with --disable-radix-cache"
-    return None
 
 
 def tp_contradiction(execution: ExecutionConfig, lora: LoRAConfig) -> str | None:

@@ -12,9 +12,9 @@ import torch
 
 from ...scheduler_proc.models.llama import LlamaForCausalLM
 from ...scheduler_proc.runner.cuda_graph import ladder
-from ...wire.config import SchedulingConfig
 from ...wire.messages import LoRARef
 from ...wire.sampling import SamplingParams
+from ...wire.scheduling_config import SchedulingConfig
 from .lab import Adapters, Lab, RunnerBench, poison
 from .loop import SLOT_WRITES, WAITS, Mailbox, Request, Watched, serve
 from .results import CheckFailed, Report

@@ -24,8 +24,9 @@ from ...scheduler_proc.runner.device_loading import DeviceSource, make_device_ru
 from ...scheduler_proc.runner.device_runner import DeviceModelRunner
 from ...scheduler_proc.runner.memory import DEVICE_FRACTION
 from ...scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
-from ...wire.config import ExecutionConfig, SchedulingConfig
+from ...wire.config import ExecutionConfig
 from ...wire.sampling import SamplingParams
+from ...wire.scheduling_config import SchedulingConfig
 from .floors import kv_bytes_per_token
 from .results import Skip
 from .rig import Rig, TimedDevice

@@ -158,14 +158,18 @@ class Driver:
             self.starts.append(entry.sampling.seed)
         return batch
 
-    def land(self) -> list[ToDetokenizer]:
-        """Compute the oldest step in flight, let its time pass and hand its result in."""
+    def land(self, measured: float | None = None) -> list[ToDetokenizer]:
+        """Compute the oldest step in flight, let its time pass and hand its result in.
+
+        `measured`: what the scheduler is told of that time, where it is not the truth.
+        """
         batch, launched = self.in_flight.popleft()
         result = launched.result()
         self.steps += 1
         seconds = self._step_time(batch)
         self.now += seconds
-        said = self._noted(self.scheduler.process_batch_result(result))
+        measured = seconds if measured is None else measured
+        said = self._noted(self.scheduler.process_batch_result(result, measured))
         return said + self.pass_time(0.0)
 
     def run(

@@ -7,8 +7,8 @@ in which something may start. PURE.
 from collections.abc import Collection, Sequence
 from statistics import NormalDist
 
-from ...wire.config import SchedulingConfig
 from ...wire.messages import Finish
+from ...wire.scheduling_config import SchedulingConfig
 from .kv_cache import KVCache
 from .length_model import LengthModel
 from .new_token_ratio import NewTokenRatio

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from ...wire.config import EvictionPolicy
+from ...wire.scheduling_config import EvictionPolicy
 
 
 class Leaf(Protocol):

@@ -8,7 +8,7 @@ them already, are noted for the runner, which keeps a copy of the page table. PU
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ...wire.config import SchedulingConfig
+from ...wire.scheduling_config import SchedulingConfig
 from .faults import Faults
 from .kv_allocator import PoolError, ReqToTokenPool, TokenToKVPoolAllocator
 from .kv_events import KVEventLog

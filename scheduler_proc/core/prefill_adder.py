@@ -7,22 +7,12 @@ for it, and when not, says whom it would have to replace.
 from bisect import bisect_left
 from collections.abc import Collection
 
-from ...wire.config import SchedulingConfig
 from .admission import Admission
 from .kv_cache import KVCache
 from .req import Req
 from .reserve import Reserve
 from .retraction import preemptable_by
-
-
-def token_budget(settings: SchedulingConfig, num_decodes: int) -> int:
-    """What decodes leave of the step; never less than a page, so that prompts get on."""
-    budget = settings.max_prefill_tokens
-    if settings.chunked_prefill_size:
-        budget = min(budget, settings.chunked_prefill_size)
-        if num_decodes and settings.mixed_chunk_size:
-            budget = min(budget, settings.mixed_chunk_size)
-    return max(settings.page_size, budget - num_decodes)
+from .step_budget import Budget
 
 
 class PrefillAdder:
@@ -31,15 +21,13 @@ class PrefillAdder:
         kv: KVCache,
         admission: Admission,
         running: Collection[Req],
-        *,
-        budget: int,
-        chunking: bool,
+        budget: Budget,
     ) -> None:
         self._kv = kv
         self._admission = admission
         self._running = running  # a live view: those who are added join it
-        self._left = budget
-        self._chunking = chunking
+        self._left = budget.tokens
+        self._chunking = budget.cuts
         self._reserve: Reserve | None = None
         self._whole_only = False  # who would be cut does not join now
         self.added: list[tuple[Req, int]] = []  # request, tokens of it in this step

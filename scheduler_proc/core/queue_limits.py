@@ -4,8 +4,8 @@ Owned by core/scheduler.py, which tells what enters, starts and ends. A retracte
 started: it neither counts as waiting nor is refused. Time is whatever the caller says.
 """
 
-from ...wire.config import SchedulingConfig
 from ...wire.messages import Finish
+from ...wire.scheduling_config import SchedulingConfig
 from .failures import failure
 from .req import Req
 from .time_limit import TimeLimit

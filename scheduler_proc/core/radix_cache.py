@@ -7,7 +7,7 @@ its nodes but never touches the allocator: evict returns the pages that the call
 
 from dataclasses import dataclass, field
 
-from ...wire.config import EvictionPolicy
+from ...wire.scheduling_config import EvictionPolicy
 from .eviction import EvictionOrder
 from .kv_events import KVEventLog
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Protocol
 
-from ...wire.config import SchedulePolicy
+from ...wire.scheduling_config import SchedulePolicy
 from .radix_cache import Match, TreeNode
 from .req import Req
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 
-from ...wire.config import SchedulingConfig, contradiction
 from ...wire.kv_events import KVEvent
 from ...wire.messages import (
     AbortReq,
@@ -30,6 +29,7 @@ from ...wire.messages import (
     UnloadLoRAReq,
 )
 from ...wire.sampling import InvalidRequest
+from ...wire.scheduling_config import SchedulingConfig, contradiction
 from ..worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch, RowOpen
 from .admission import Admission
 from .cache_flush import CacheFlushes
@@ -39,12 +39,13 @@ from .faults import Faults
 from .intake import Limits, make_req
 from .kv_cache import KVCache
 from .lora_slots import AdapterError, LoRASlots
-from .prefill_adder import PrefillAdder, token_budget
+from .prefill_adder import PrefillAdder
 from .queue_limits import QueueLimits
 from .req import Req, ReqState
 from .retraction import choose_victim, in_giving_order
 from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
+from .step_budget import StepBudget
 from .totals import QueueCounts, Totals
 from .waiting_queue import WaitingQueue
 
@@ -69,6 +70,7 @@ class Scheduler:
         self._admission = Admission(settings)
         self._waiting = WaitingQueue(settings, self._kv)
         self._queue_limits = QueueLimits(settings)
+        self._budget = StepBudget(settings)
         self._running: dict[int, Req] = {}  # who holds pages
         self._reqs: dict[int, Req] = {}  # waiting and running, by rid
         self._chunked: Req | None = None  # the one running request whose prompt is partly computed
@@ -206,8 +208,7 @@ class Scheduler:
                 return []
             if self._kv.make_room(len(needy)):
                 break
-            victim = choose_victim(self._running.values())
-            if victim is not None:
+            if (victim := choose_victim(self._running.values())) is not None:
                 self._retract(victim)
             else:  # a lone one always fits, or intake has let through what it must not
                 self._finish(needy[0], NO_PAGES)
@@ -251,13 +252,8 @@ class Scheduler:
         """The request being chunked, then waiting ones that fit, or these first."""
         if self._chunked is None and not self._waiting:
             return []
-        adder = PrefillAdder(
-            self._kv,
-            self._admission,
-            self._running.values(),
-            budget=token_budget(self._settings, len(decodes)),
-            chunking=self._settings.chunked_prefill_size > 0,
-        )
+        budget = self._budget.beside(len(decodes))
+        adder = PrefillAdder(self._kv, self._admission, self._running.values(), budget)
         if self._chunked is not None and adder.whole_ones_first(self._chunked, self._step):
             self._start_waiting(adder)
         if self._chunked is None or adder.continue_chunked(self._chunked):
@@ -311,12 +307,15 @@ class Scheduler:
 
     # -- a step's result
 
-    def process_batch_result(self, result: BatchResult) -> list[ToDetokenizer]:
+    def process_batch_result(
+        self, result: BatchResult, seconds: float | None = None
+    ) -> list[ToDetokenizer]:
         """Append tokens, decide finishes, hand pages to the tree; returns what must be sent."""
         assert self._launched, "a result without its batch"
         batch = self._launched.popleft()
         assert batch.step == result.step, "a result of another step"
         self._computed_tokens += batch.num_tokens
+        self._budget.after_step(batch, seconds)
         for req, token_id in batch.land(result):
             self._advance(req, token_id)
         for req, _ in batch.extends:
@@ -337,11 +336,10 @@ class Scheduler:
         req.ids.append(token_id)
         self.totals.generated_tokens += 1
         self._waiting.charge_answer(req)
-        finish = req.finish_for(token_id)
-        if finish is None:
-            self._rows_out.add(req, (token_id,), None)
-        else:
+        if finish := req.finish_for(token_id):
             self._finish(req, finish, (token_id,))
+        else:
+            self._rows_out.add(req, (token_id,), None)
 
     def _finish(self, req: Req, finish: Finish, token_ids: tuple[int, ...] = ()) -> None:
         """The one way out: tells once, and frees all as soon as no launched step holds it."""

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 
-from ...wire.config import SchedulingConfig
+from ...wire.scheduling_config import SchedulingConfig
 from .fairness import VirtualTokenCounters
 from .kv_cache import KVCache
 from .lookahead import Lookahead

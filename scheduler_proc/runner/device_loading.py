@@ -12,7 +12,8 @@ from functools import partial
 import torch
 
 from ...kernels.cuda.decode_attention import DecodeScratch, max_splits
-from ...wire.config import ExecutionConfig, SchedulingConfig
+from ...wire.config import ExecutionConfig
+from ...wire.scheduling_config import SchedulingConfig
 from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
 from ..models.llama import LlamaForCausalLM
 from .cuda_graph import CudaGraphRunner, GraphKey, ladder

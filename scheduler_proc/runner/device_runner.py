@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...kernels.lora import DECODE_CHUNK, max_chunks
-from ...wire.config import SchedulingConfig
+from ...wire.scheduling_config import SchedulingConfig
 from ..models.device_batch import DeviceBatch, DeviceState, Layout, StepColumns
 from ..models.llama import LlamaForCausalLM
 from ..models.lora import LoRAAdapter

@@ -16,8 +16,9 @@ from ...kernels.decoder import cache_width, check_page_size
 from ...model_files.errors import ModelError
 from ...model_files.gguf_file import open_gguf
 from ...model_files.tokenizer import tokenizer_size
-from ...wire.config import ExecutionConfig, ModelConfig, SchedulingConfig
+from ...wire.config import ExecutionConfig, ModelConfig
 from ...wire.lora_config import LoRAConfig
+from ...wire.scheduling_config import SchedulingConfig
 from ..models.config import ModelSpec
 from ..models.llama import LlamaForCausalLM
 from ..models.loader import load_model, load_packed_model

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ...wire.config import ExecutionConfig, SchedulingConfig
+from ...wire.config import ExecutionConfig
+from ...wire.scheduling_config import SchedulingConfig
 from ..models.forward_batch import ForwardBatch
 from ..models.parallel import WHOLE, Shard
 from ..worker_batch import BatchResult, ModelWorkerBatch

@@ -4,7 +4,7 @@ import pytest
 
 from tokenloom.bench.policies import STUDIES, main, of, overtakes, play, ttft
 from tokenloom.bench.policy_workloads import COLD, STEADY, flood, multi_turn, starvation
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 
 @pytest.mark.parametrize("name", STUDIES)

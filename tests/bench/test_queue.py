@@ -3,7 +3,7 @@
 import pytest
 
 from tokenloom.bench.queue import PROMPTS, Load
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 
 @pytest.mark.parametrize("kind", PROMPTS)

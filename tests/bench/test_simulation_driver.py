@@ -7,9 +7,9 @@ from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Script
 from tokenloom.bench.simulation.step_time import StepTime
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import AbortReq
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 SECOND_A_STEP = StepTime(step=1.0, row=0.0, token=0.0, context_token=0.0)
 

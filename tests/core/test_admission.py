@@ -11,9 +11,9 @@ from tokenloom.scheduler_proc.core.admission import Admission
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.reserve import CLIP, STARTS, ForecastReserve
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import Finish
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 PAGE = 16
 BOTH = pytest.mark.parametrize("admission", ["ratio", "quantile"])

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 
 import pytest
-from support.hash_model import LateResult
+from support.hash_model import HashAdapters, LateResult
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
@@ -278,7 +278,7 @@ def finishes(sent: Sent) -> dict[int, tuple[int, int]]:
 
 def test_time_passes_with_each_turn_and_counts_from_when_a_request_was_read() -> None:
     bench = Bench(request_timeout=10.0)
-    seconds = iter([100.0, 104.0, 109.0, 110.0, 111.0, 112.0])
+    seconds = iter([*[100.0] * 3, *[104.0] * 3, *[109.0] * 3, 110.0, 111.0, 112.0])
     script = Script([request(1)], [], [], [], [DrainReq()])
     sent = Sent()
     event_loop(bench.scheduler, bench.runner, script, sent, clock=lambda: next(seconds))
@@ -305,3 +305,74 @@ def test_what_ends_without_a_step_is_said_before_the_loop_sleeps() -> None:
     event_loop(bench.scheduler, bench.runner, script, sent)
     assert finishes(sent) == {1: (500, 0)}
     assert script.waits == [1000, STALLED_MS, STALLED_MS, STALLED_MS, 1000]
+
+
+@dataclass
+class Timed:
+    """A clock that moves as the script of a test says: by what launches and results take."""
+
+    bench: Bench
+    launch_s: float
+    result_s: float
+    now: float = 50.0
+
+    @property
+    def loras(self) -> HashAdapters:
+        return self.bench.runner.loras
+
+    def prepare(self) -> bool:
+        return False
+
+    def launch(self, batch: ModelWorkerBatch) -> "TimedStep":
+        self.now += self.launch_s
+        return TimedStep(self, self.bench.runner.launch(batch))
+
+
+@dataclass
+class TimedStep:
+    runner: Timed
+    launched: LateResult
+    how: str = ""
+
+    def result(self) -> BatchResult:
+        self.runner.now += self.runner.result_s
+        return self.launched.result()
+
+
+class Pausing(Script):
+    """A mailbox in which each message comes after an hour without work."""
+
+    def __init__(self, timed: Timed, *calls: list[ToScheduler]) -> None:
+        super().__init__(*calls)
+        self._timed = timed
+
+    def receive(self, timeout_ms: int | None = 0) -> list[ToScheduler]:
+        self._timed.now += 3600.0 if timeout_ms is None else 0.0
+        return super().receive(timeout_ms)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"),
+    [
+        (False, [5.0] * 6),  # from launch to result
+        # launched behind another: from its result, less the launch of the next one in between
+        (True, [6.0, 5.0, 4.0] * 2),
+    ],
+)
+def test_a_step_is_measured_while_it_runs_and_not_while_the_loop_sleeps(
+    overlap: bool, expected: list[float]
+) -> None:
+    bench = Bench()
+    timed, measured = Timed(bench, launch_s=1.0, result_s=4.0), list[float | None]()
+    inner = bench.scheduler.process_batch_result
+
+    def noted(result: BatchResult, seconds: float | None = None) -> list[ToDetokenizer]:
+        measured.append(seconds)
+        return inner(result, seconds)
+
+    bench.scheduler.process_batch_result = noted  # type: ignore[method-assign]
+    script = Pausing(
+        timed, [], [request(1, 3)], *[[]] * (6 if overlap else 4), [request(2, 3)], [DrainReq()]
+    )
+    event_loop(bench.scheduler, timed, script, Sent(), clock=lambda: timed.now, overlap=overlap)
+    assert measured == expected

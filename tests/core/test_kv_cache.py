@@ -4,8 +4,8 @@ from array import array
 
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req, ReqKV
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 PAGE = 4
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.match_index import MatchIndex
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from tokenloom.scheduler_proc.core.eviction import EQUAL_COST_TOKENS
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
-from tokenloom.wire.config import EvictionPolicy
+from tokenloom.wire.scheduling_config import EvictionPolicy
 
 Run = tuple[int, ...]
 Path = tuple[str, Run]  # a namespace and all ids up to the end of a page

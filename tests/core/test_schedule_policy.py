@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.schedule_policy import DepthFirst, make_order
-from tokenloom.wire.config import SchedulePolicy, SchedulingConfig, contradiction
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulePolicy, SchedulingConfig, contradiction
 
 Waiting = list[tuple[Req, Match]]
 NOW = 1000

@@ -7,7 +7,6 @@ import pytest
 from support.hash_model import EOS, VOCAB
 from support.scheduling import CONTEXT, Bench, prompt
 
-from tokenloom.wire.config import EvictionPolicy
 from tokenloom.wire.messages import (
     AbortReq,
     DrainReq,
@@ -18,6 +17,7 @@ from tokenloom.wire.messages import (
     TokenizedGenerateReq,
 )
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import EvictionPolicy
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -15,8 +15,8 @@ from support.kv_replica import Replica, in_tree
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.faults import Faults
-from tokenloom.wire.config import EvictionPolicy
 from tokenloom.wire.messages import AbortReq, DrainReq, FlushReq, StopMatched, ToScheduler
+from tokenloom.wire.scheduling_config import EvictionPolicy
 
 PREFIXES = [[], [1] * 16, [2, 3] * 20, list(range(1, 70)), list(range(1, 34)) + [7] * 30]
 

@@ -11,9 +11,9 @@ from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.schedule_policy import make_order
 from tokenloom.scheduler_proc.core.waiting_queue import Line, WaitingQueue
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import AbortReq
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:

@@ -13,14 +13,9 @@ from tokenloom.scheduler_proc import batch_codec
 from tokenloom.scheduler_proc.ranks import COMMAND
 from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
 from tokenloom.wire.child import ORPHANED
-from tokenloom.wire.config import (
-    ExecutionConfig,
-    Links,
-    ModelConfig,
-    SchedulerConfig,
-    SchedulingConfig,
-)
+from tokenloom.wire.config import ExecutionConfig, Links, ModelConfig, SchedulerConfig
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 BATCH = ModelWorkerBatch(
     step=7,

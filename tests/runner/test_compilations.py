@@ -107,7 +107,7 @@ def make_bench() -> Any:  # noqa: ANN401
     from tokenloom.bench.device.rig import HostTimer, Rig
     from tokenloom.bench.device.sizes import Sizes
     from tokenloom.bench.device.steps import load, random_adapter
-    from tokenloom.wire.config import SchedulingConfig
+    from tokenloom.wire.scheduling_config import SchedulingConfig
 
     fake_device.FakeGraph.replay = lambda self: self.run()  # type: ignore[method-assign, assignment, return-value]
     sizes = Sizes(large=CONFIG, dtype=torch.bfloat16)

@@ -27,7 +27,7 @@ from tokenloom.scheduler_proc.runner.facts import Runner
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.lora_loader import load_adapter
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
-from tokenloom.wire.config import ExecutionConfig, SchedulingConfig
+from tokenloom.wire.config import ExecutionConfig
 from tokenloom.wire.messages import (
     BatchTokenIDOut,
     DrainReq,
@@ -38,6 +38,7 @@ from tokenloom.wire.messages import (
     ToScheduler,
 )
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 pytestmark = pytest.mark.slow
 

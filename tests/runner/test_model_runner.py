@@ -30,8 +30,9 @@ from tokenloom.scheduler_proc.runner.loading import (
 )
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
 from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
-from tokenloom.wire.config import ExecutionConfig, ModelConfig, SchedulingConfig
+from tokenloom.wire.config import ExecutionConfig, ModelConfig
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 CONTEXT = 100
 NUM_ROWS = 6

@@ -11,7 +11,8 @@ from tokenloom.scheduler_proc.models.parallel import WHOLE, Shard
 from tokenloom.scheduler_proc.runner import rank_group
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
-from tokenloom.wire.config import ExecutionConfig, SchedulingConfig
+from tokenloom.wire.config import ExecutionConfig
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 
 def test_one_rank_joins_nobody(tmp_path: Path) -> None:

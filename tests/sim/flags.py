@@ -6,7 +6,7 @@ from typing import Any
 from sim.world import Setup
 
 from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
-from tokenloom.wire.config import SchedulingConfig
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 # Drawn where the scheduler knows them; the first value, its default, half of the time.
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -23,7 +23,6 @@ from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
 from tokenloom.scheduler_proc.core.req import ReqState
 from tokenloom.scheduler_proc.core.scheduler import MAX_LAUNCHED, Scheduler
-from tokenloom.wire.config import SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchTokenIDOut,
@@ -43,6 +42,7 @@ from tokenloom.wire.messages import (
     ToScheduler,
 )
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import SchedulingConfig
 
 Event = list[Any]
 Setup = dict[str, Any]

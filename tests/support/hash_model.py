@@ -3,6 +3,7 @@
 from tokenloom.bench.simulation.hash_model import (
     EOS,
     VOCAB,
+    HashAdapters,
     HashRunner,
     LateResult,
     Script,
@@ -14,6 +15,7 @@ from tokenloom.bench.simulation.hash_model import (
 __all__ = [
     "EOS",
     "VOCAB",
+    "HashAdapters",
     "HashRunner",
     "LateResult",
     "Script",

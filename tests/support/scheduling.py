@@ -10,7 +10,6 @@ from tokenloom.scheduler_proc.core.faults import Faults
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.req import Req
 from tokenloom.scheduler_proc.core.scheduler import MAX_LAUNCHED, Scheduler
-from tokenloom.wire.config import EvictionPolicy, SchedulingConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchTokenIDOut,
@@ -26,6 +25,7 @@ from tokenloom.wire.messages import (
     ToScheduler,
 )
 from tokenloom.wire.sampling import SamplingParams
+from tokenloom.wire.scheduling_config import EvictionPolicy, SchedulingConfig
 
 CONTEXT = 256
 

@@ -14,11 +14,10 @@ from tokenloom.wire.config import (
     ModelConfig,
     RuntimeConfig,
     SchedulerConfig,
-    SchedulingConfig,
     ServerConfig,
-    contradiction,
 )
 from tokenloom.wire.lora_config import LoRAConfig, read_lora
+from tokenloom.wire.scheduling_config import SchedulingConfig, SchedulingFlags, contradiction
 
 MODEL = ModelConfig(model="/models/tiny", context_length=256, load_format="dummy")
 LINKS = Links("/run/x")
@@ -34,7 +33,7 @@ CONFIGS = [
     ),
     SchedulerConfig(
         model=MODEL,
-        scheduling=SchedulingConfig(page_size=1, chunked_prefill_size=0),
+        scheduling=SchedulingFlags(page_size=1, chunked_prefill_size=0),
         execution=ExecutionConfig(kv_tokens=512, cpu_threads=2),
         log_level="info",
         links=LINKS,
@@ -62,6 +61,13 @@ def test_a_config_comes_back_equal(config: msgspec.Struct) -> None:
         (SchedulingConfig, "max_running_requests", 4097),
         (SchedulingConfig, "max_prefill_tokens", 0),
         (SchedulingConfig, "chunked_prefill_size", -1),
+        (SchedulingFlags, "max_running_requests", 0),
+        (SchedulingFlags, "max_running_requests", 4097),
+        (SchedulingFlags, "max_prefill_tokens", 0),
+        (SchedulingFlags, "chunked_prefill_size", -1),
+        (SchedulingFlags, "mixed_chunk_size", -1),
+        (SchedulingFlags, "decode_gap_ms", 0.0),
+        (SchedulingFlags, "decode_gap_ms", 60_001.0),
         (SchedulingConfig, "page_size", 0),
         (SchedulingConfig, "schedule_policy", "random"),
         (SchedulingConfig, "max_overtakes", -1),
@@ -106,6 +112,8 @@ def test_a_value_out_of_bounds_is_refused_by_name(
     [
         ({"page_size": 64, "chunked_prefill_size": 63}, "--chunked-prefill-size 63"),
         ({"page_size": 64, "max_prefill_tokens": 63}, "--max-prefill-tokens 63"),
+        ({"decode_gap_ms": 5.0, "mixed_chunk_size": 0}, "--decode-gap-ms 5"),
+        ({"decode_gap_ms": 0.5, "chunked_prefill_size": 0}, "--decode-gap-ms 0.5"),
         ({"kv_events_replay": "tcp://*:2"}, "--kv-events-replay"),
         ({"kv_events": "tcp://*:1", "disable_radix_cache": True}, "--kv-events"),
         ({"eviction_policy": "lfu", "disable_radix_cache": True}, "--eviction-policy lfu"),

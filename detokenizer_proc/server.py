@@ -20,11 +20,6 @@ from ..wire.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     Drained,
-    FlushOut,
-    LoRALoaded,
-    LoRAUnloaded,
-    SchedulerReady,
-    StatsOut,
     ToDetokenizer,
 )
 from .streams import Decode, Streams
@@ -77,9 +72,9 @@ async def _serve(
                         scheduler.send(word)
                     if outcome.rows:
                         front.send(BatchStrOut(outcome.rows))
-                case SchedulerReady() | StatsOut() | FlushOut() | LoRALoaded() | LoRAUnloaded():
-                    front.send(message)
                 case Drained():
                     log.debug("drained; %d rows had no stream", streams.unknown_rows)
                     front.send(message)
                     return
+                case _:  # control messages, in the order in which they came
+                    front.send(message)

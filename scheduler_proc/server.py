@@ -22,6 +22,7 @@ from .core.intake import Limits
 from .core.scheduler import Scheduler
 from .event_loop import event_loop
 from .kv_event_publisher import KVEventPublisher
+from .loop_stamps import LoopStamps
 from .ranks import Ranks
 from .runner.facts import Runner
 from .runner.loading import choose_device, make_model_runner
@@ -54,13 +55,17 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     )
     scheduler = Scheduler(scheduling, limits, runner.facts.num_pages)
     kv_events = _kv_events(context, scheduling)
+    stamps = LoopStamps(context, config.links)
     outbox.send(SchedulerReady(info))
+    stamps.start()
     life.ready()
     # A full collection walks the whole prefix tree and stalls every answer, a tenth of a second for
     # 100,000 nodes: the loop asks for one when it is idle.
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     overlap = runner.facts.on_device and not config.execution.disable_overlap_schedule
-    event_loop(scheduler, ranks.lead(runner), mailbox, outbox, kv_events, overlap=overlap)
+    led, inbox = stamps.runner(ranks.lead(runner)), stamps.inbox(mailbox)
+    event_loop(scheduler, led, inbox, outbox, kv_events, overlap=overlap)
+    stamps.close()
     ranks.close()
     runner.loras.close()
     if kv_events is not None:

@@ -6,6 +6,7 @@ clients in here.
 """
 
 import asyncio
+import logging
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from ..wire.messages import (
     Finish,
     FlushOut,
     FlushReq,
+    LoopStamp,
     LoRALoaded,
     LoRAUnloaded,
     SchedulerInfo,
@@ -40,6 +42,7 @@ from .chat import ChatRenderer
 from .encode import TextEncoder
 from .encode_queue import EncodeQueue
 from .errors import Refused
+from .health_probe import HealthProbe
 from .labels import NO_LABELS, Labels
 from .limits import (
     FLUSH_ANSWER_SECONDS,
@@ -48,14 +51,19 @@ from .limits import (
     RETRY_AFTER_DRAINING,
     RETRY_AFTER_LOADING,
 )
+from .progress import Progress
 from .replies import Replies
 from .sessions import Delivery, Session, SessionTable
 
 NO_LORA = LoRAConfig()
+_ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
 )
+
+
+log = logging.getLogger(__name__)
 
 
 class RequestStream:
@@ -110,6 +118,9 @@ class Front:
         self.started = asyncio.Event()  # the scheduler answered: generation works
         self.drained = asyncio.Event()
         self.failed = asyncio.Event()  # another process died: nothing can be served any more
+        self.probe = HealthProbe(lambda: self.submit([0], _ONE_TOKEN))
+        self.problem: str | None = None  # why the server cannot be relied on, while it cannot
+        self._progress = Progress()
         self._scheduler = scheduler
         self._sessions = SessionTable(max_queued_requests, self._left)
         self._streams: dict[int, RequestStream] = {}
@@ -129,6 +140,10 @@ class Front:
         self._note_started()
 
     def dispatch(self, message: ToFront) -> None:
+        if isinstance(message, LoopStamp) and not message.relayed:
+            self._progress.stamped(message)
+            return
+        self._progress.relayed()
         match message:
             case BatchStrOut(rows=rows):
                 for row in rows:
@@ -149,6 +164,17 @@ class Front:
                 self.failed.set()
                 reason = f"{_GONE.message}: its {name} process died ({how})"
                 self._end_all(msgspec.structs.replace(_GONE, message=reason))
+
+    def tick(self, now: float) -> None:
+        """Judge whether the processes behind make progress; call it about twice a second."""
+        self._progress.tick(now)
+        before, self.problem = self.problem, self._progress.problem
+        if self.problem is None and before is not None:
+            log.warning("the server makes progress again")
+        elif self.problem is not None and before is None:
+            log.warning("not ready: %s", self.problem)
+        if self.problem is not None:
+            self.probe.fail(self.problem)
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests and let the running ones end in time; `drained` is set after that."""
@@ -189,7 +215,8 @@ class Front:
 
     @property
     def ready(self) -> bool:
-        return self.started.is_set() and not self._sessions.draining
+        serves = self.started.is_set() and not self._sessions.draining
+        return serves and self.problem is None
 
     @property
     def in_flight(self) -> int:

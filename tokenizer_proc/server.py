@@ -30,6 +30,7 @@ from .doors.socket import SocketDoor
 from .encode import load_text
 from .front import Front
 from .limits import SHUTDOWN_SECONDS
+from .progress import TICK_S
 
 KEEP_ALIVE_SECONDS = 75  # idle HTTP connections; above the usual 60 s of clients and proxies
 BACKLOG = 2048
@@ -113,6 +114,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
             [
                 _read_mail(mailbox, front),
                 _stop_on_failure(front, stop),
+                _watch_progress(front),
                 door.serve(),
                 _announce(front, config, life, url_of(config.doors.host, listener)),
             ],
@@ -168,6 +170,13 @@ async def _read_mail(mailbox: AsyncMailbox[ToFront], front: Front) -> None:
 async def _stop_on_failure(front: Front, stop: asyncio.Event) -> None:
     await front.failed.wait()
     stop.set()
+
+
+async def _watch_progress(front: Front) -> None:
+    await front.started.wait()
+    while True:
+        front.tick(asyncio.get_running_loop().time())
+        await asyncio.sleep(TICK_S)
 
 
 async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str) -> None:

@@ -72,8 +72,9 @@ class Outbox:
     def send(self, message: msgspec.Struct) -> None:
         self._socket.send(codec.encode(message), zmq.DONTWAIT)
 
-    def close(self) -> None:
-        self._socket.close()
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """What was not sent yet gets `linger_ms` to leave."""
+        self._socket.close(linger_ms)
 
 
 class Mailbox(Generic[M]):

@@ -1,6 +1,7 @@
 """Every struct that crosses a process border, one tagged union per link. PURE: msgspec only.
 
     front --ToScheduler--> scheduler --ToDetokenizer--> detokenizer --ToFront--> front
+    scheduler --ToFront--> front                    (LoopStamp alone)
     detokenizer --ToScheduler--> scheduler          (a stop string was found)
     children --ToLauncher--> launcher               (ready, failed)
     launcher --ToFront--> front                     (another child died)
@@ -207,8 +208,27 @@ class Drained(_Internal, frozen=True):
     pass
 
 
+class LoopStamp(_Internal, frozen=True):
+    """What the scheduler's loop is doing, once a second: one stamp to the front, and one by way of
+    the detokenizer, so that its silence shows as well.
+    """
+
+    turns: int  # that the loop has begun
+    waiting: bool  # for messages: there is nothing to compute
+    tokens: int  # of the step launched last
+    cpu_s: float  # processor time of the scheduler process so far
+    relayed: bool  # through the detokenizer
+
+
 ToDetokenizer = (
-    BatchTokenIDOut | SchedulerReady | StatsOut | Drained | FlushOut | LoRALoaded | LoRAUnloaded
+    BatchTokenIDOut
+    | SchedulerReady
+    | StatsOut
+    | Drained
+    | FlushOut
+    | LoRALoaded
+    | LoRAUnloaded
+    | LoopStamp
 )
 
 
@@ -248,6 +268,7 @@ ToFront = (
     | LoRALoaded
     | LoRAUnloaded
     | ChildDied
+    | LoopStamp
 )
 
 

@@ -20,6 +20,7 @@ from tokenloom.wire.messages import (
     Drained,
     Finish,
     FlushOut,
+    LoopStamp,
     LoRALoaded,
     LoRAUnloaded,
     SchedulerInfo,
@@ -106,16 +107,18 @@ def test_batches_become_text_and_drained_ends_the_loop(tmp_path: Path) -> None:
             peers.send(FlushOut(3, True, pages=9))
             peers.send(LoRALoaded(4, True, rank=8))
             peers.send(LoRAUnloaded(3))
+            peers.send(LoopStamp(5, False, 64, 1.5, True))
             length = Finish("length")
             peers.send(BatchTokenIDOut([TokenIDOut(1, rest, length, 4), TokenIDOut(2, (98, 99))]))
             peers.send(Drained())
-            got = await peers.at_front(7)
+            got = await peers.at_front(8)
             assert got == [
                 READY,
                 BatchStrOut([StrOut(1, "", half, None, 4), StrOut(2, "a", (97,))]),
                 FlushOut(3, True, pages=9),
                 LoRALoaded(4, True, rank=8),
                 LoRAUnloaded(3),
+                LoopStamp(5, False, 64, 1.5, True),
                 BatchStrOut(
                     [
                         StrOut(1, "🙂", rest, length, 4),

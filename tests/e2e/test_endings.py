@@ -90,6 +90,26 @@ def test_killed_child_ends_all(name: str) -> None:
             assert [reason in words for words in streams.told] == [True, True], streams.told
 
 
+@pytest.mark.parametrize("name", ["scheduler", "detokenizer"])
+def test_stopped_child_is_not_ready_until_it_goes_on(server: Server, name: str) -> None:
+    child = server.child(name)
+    child.suspend()
+    try:
+        stuck = wait_for(lambda: not_ready(server))
+        assert stuck["status"] == "stuck"
+        assert f"the {name} process" in stuck["reason"]
+        assert server.http.get(f"{server.url}/livez").status_code == 200
+    finally:
+        child.resume()
+    wait_for(lambda: not_ready(server) is None)
+    assert server.http.get(f"{server.url}/health_generate").status_code == 200
+
+
+def not_ready(server: Server) -> dict[str, str] | None:
+    answer = server.http.get(f"{server.url}/health")
+    return None if answer.status_code == 200 else answer.json()
+
+
 def test_killed_launcher_leaves_nothing_and_its_remains_are_reclaimed(home: Path) -> None:
     with started_server(*FLAGS, home=home) as server:
         streams = Streams(server.wait_until_serving(), 2000)

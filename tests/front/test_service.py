@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from front.echo_door import INFO, MODEL, Door, Exchange, submitted, turn
 
+from tokenloom.tokenizer_proc import health_probe
 from tokenloom.tokenizer_proc.doors import service
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.wire.messages import (
@@ -15,6 +16,7 @@ from tokenloom.wire.messages import (
     Drained,
     DrainReq,
     Finish,
+    LoopStamp,
     StrOut,
     TokenizedGenerateReq,
 )
@@ -136,13 +138,93 @@ def test_health_generate(door: Door) -> None:
 
 
 def test_health_generate_has_a_deadline(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "HEALTH_GENERATE_SECONDS", 0.01)
+    monkeypatch.setattr(health_probe, "HEALTH_GENERATE_SECONDS", 0.01)
     door.scheduler.hold = True
     answer = door.call("GET", "/health_generate")
     assert answer.status == 503
     assert "no token" in answer.error()["message"]
     assert answer.headers["retry-after"] == "1"
     assert len(door.scheduler.of(AbortReq)) == 1
+
+
+def silent(door: Door) -> None:
+    """Nothing is heard of the scheduler for ten seconds."""
+    for second in range(11):
+        door.front.tick(float(second))
+
+
+def test_health_says_what_does_not_get_on_and_liveness_does_not_care(door: Door) -> None:
+    silent(door)
+    answer = door.call("GET", "/health")
+    reason = "the scheduler process has not been heard of for 10 s"
+    assert (answer.status, answer.json()) == (503, {"status": "stuck", "reason": reason})
+    assert answer.headers["retry-after"] == "1"
+    probe = door.call("GET", "/health_generate")
+    assert (probe.status, probe.error()["message"]) == (503, reason)
+    assert door.call("GET", "/get_server_info").json()["status"] == "stuck"
+    live = door.call("GET", "/livez")
+    assert (live.status, live.json()) == (200, {"status": "alive"})
+    assert not door.scheduler.of(TokenizedGenerateReq), "nothing is asked of a stuck scheduler"
+    door.front.dispatch(LoopStamp(1, True, 0, 0.1, False))
+    door.front.dispatch(LoopStamp(1, True, 0, 0.1, True))
+    door.front.tick(11.0)
+    assert door.call("GET", "/health").status == 200
+
+
+def test_liveness_while_loading() -> None:
+    assert Door().call("GET", "/livez").status == 200
+
+
+def test_health_generate_asks_nothing_of_a_busy_server(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> list[Exchange]:
+        running = door.open("POST", CHAT, HELLO)
+        await submitted(door)
+        answers = [await door.open("GET", "/health_generate").end() for _ in range(3)]
+        silent(door)
+        answers.append(await door.open("GET", "/health_generate").end())
+        running.leave()
+        await running.end()
+        return answers
+
+    assert [answer.status for answer in door.run(scenario())] == [200, 200, 200, 503]
+    assert len(door.scheduler.of(TokenizedGenerateReq)) == 1
+
+
+def test_all_who_ask_an_idle_server_share_one_token(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> list[Exchange]:
+        calls = [door.open("GET", "/health_generate") for _ in range(100)]
+        await submitted(door)
+        calls[0].leave()
+        await calls[0].end()
+        assert not door.scheduler.of(AbortReq), "the others still wait for it"
+        door.scheduler.row(StrOut(1, "a", (97,), Finish("length")))
+        return [await call.end() for call in calls[1:]]
+
+    assert {answer.status for answer in door.run(scenario())} == {200}
+    assert len(door.scheduler.of(TokenizedGenerateReq)) == 1
+    assert door.front.in_flight == 0
+
+
+def test_probe_of_a_scheduler_that_stops_ends_when_that_shows(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> Exchange:
+        call = door.open("GET", "/health_generate")
+        await submitted(door)
+        silent(door)  # before the probe's task has begun
+        await turn()
+        door.front.tick(11.0)
+        return await call.end()
+
+    answer = door.run(scenario())
+    assert answer.status == 503
+    assert "the scheduler process has not been heard of" in answer.error()["message"]
+    assert len(door.scheduler.of(AbortReq)) == 1
+    assert not door.front.probe.running
 
 
 def test_health_generate_reports_a_failure(door: Door) -> None:
@@ -219,6 +301,7 @@ def test_unknown_routes(door: Door, path: str) -> None:
         ("DELETE", "/generate", {"POST", "PUT"}),
         ("HEAD", "/flush_cache", {"GET", "POST"}),  # whoever only looks changes nothing
         ("POST", "/health", {"GET", "HEAD"}),
+        ("POST", "/livez", {"GET", "HEAD"}),
         ("OPTIONS", "/v1/models", {"GET", "HEAD"}),
         ("POST", "/v1/models/x", {"GET", "HEAD"}),
     ],

@@ -28,6 +28,7 @@ from tokenloom.wire.messages import (
     ListLoRAs,
     LoadLoRA,
     LoadLoRAReq,
+    LoopStamp,
     LoRALoaded,
     LoRARef,
     LoRAs,
@@ -92,6 +93,11 @@ GOLDEN = [
         "92ab42617463685374724f7574919501a368c3a99105c000",
     ),
     (Drained(), codec.to_front(), "91a7447261696e6564"),
+    (
+        LoopStamp(1, True, 64, 0.5, False),
+        codec.to_front(),
+        "96a94c6f6f705374616d7001c340cb3fe0000000000000c2",
+    ),
     (ChildDied("a", "b"), codec.to_front(), "93a94368696c6444696564a161a162"),
     (
         ChildReady("front", "http"),
@@ -120,6 +126,7 @@ def test_bytes_on_the_internal_links(
         (FlushOut(5, True, pages=3), codec.to_detokenizer()),
         (LoRALoaded(7, True, rank=16), codec.to_detokenizer()),
         (LoRAUnloaded(7), codec.to_detokenizer()),
+        (LoopStamp(1, True, 64, 0.5, True), codec.to_detokenizer()),
         (ChildFailed("scheduler", "out of memory"), codec.to_launcher()),
     ],
 )

@@ -31,6 +31,7 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/load_lora_adapter", ("POST",), lora_routes.load_as_vllm),
     ("/v1/unload_lora_adapter", ("POST",), lora_routes.unload_as_vllm),
     ("/flush_cache", ("GET", "POST"), service.flush_cache),
+    ("/livez", _GET, service.live),
     ("/health", _GET, service.health),
     ("/health_generate", _GET, service.health_generate),
     ("/get_model_info", _GET, service.model_info),

@@ -5,19 +5,20 @@ from importlib.metadata import version
 
 import msgspec
 
-from ...wire.messages import Finish, SchedulerInfo
-from ...wire.sampling import InvalidRequest, SamplingParams
+from ...wire.messages import SchedulerInfo
+from ...wire.sampling import InvalidRequest
 from ..errors import Refused
 from ..front import Front
-from ..limits import HEALTH_GENERATE_SECONDS, STATS_SECONDS
+from ..limits import STATS_SECONDS
 from .asgi import Exchange
-from .errors import of_finish, retry_after
+from .errors import retry_after
 
 VERSION = version("tokenloom")
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
+    reason: str | None = None
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -100,33 +101,40 @@ class FrontNumbers(msgspec.Struct, frozen=True):
 def _status(front: Front) -> str:
     if front.draining:
         return "draining"
+    if front.problem is not None:
+        return "stuck"
     return "ready" if front.ready else "loading"
 
 
+async def live(front: Front, exchange: Exchange) -> None:
+    """The front answers, whatever the other processes do."""
+    await exchange.reply(200, Health("alive"))
+
+
 async def health(front: Front, exchange: Exchange) -> None:
+    """Ready to serve, as far as the front knows; nothing is asked of anybody."""
     try:
-        front.require_ready()
+        _require_progress(front)
     except Refused as refused:
-        await exchange.reply(refused.status, Health(_status(front)), retry_after(refused))
+        answer = Health(_status(front), front.problem)
+        await exchange.reply(refused.status, answer, retry_after(refused))
     else:
         await exchange.reply(200, Health(_status(front)))
 
 
 async def health_generate(front: Front, exchange: Exchange) -> None:
-    """One token through all three processes, within its own deadline."""
-    stream = front.submit([0], SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True))
-    finish: Finish | None = None
-    try:
-        async with exchange.connected(), asyncio.timeout(HEALTH_GENERATE_SECONDS):
-            async for row in stream:
-                finish = row.finish
-    except TimeoutError:
-        raise Refused(503, f"no token was generated within {HEALTH_GENERATE_SECONDS:g} s") from None
-    finally:
-        stream.close()
-    if finish is not None and finish.reason == "error":
-        raise of_finish(finish)
+    """One token through all three processes, if no request shows already that they work."""
+    _require_progress(front)
+    if front.in_flight == int(front.probe.running):
+        async with exchange.connected():
+            await front.probe.one_token()
     await exchange.reply(200, Health("ready"))
+
+
+def _require_progress(front: Front) -> None:
+    front.require_ready()
+    if front.problem is not None:
+        raise Refused(503, front.problem)
 
 
 async def flush_cache(front: Front, exchange: Exchange) -> None:

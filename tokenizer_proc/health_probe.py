@@ -1,0 +1,66 @@
+"""The one token that /health_generate asks an idle server for.
+
+Owned by the front. At most one probe is in flight: all who ask while it runs share it, and it is
+aborted when the last of them has left.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from ..wire.messages import StrOut
+from .errors import Refused
+from .limits import HEALTH_GENERATE_SECONDS
+
+
+class Answer(Protocol):
+    def __aiter__(self) -> AsyncIterator[StrOut]: ...
+
+    def close(self) -> None: ...
+
+
+class HealthProbe:
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        """`ask` submits a request for one token."""
+        self._ask = ask
+        self._running: asyncio.Task[None] | None = None
+        self._askers = 0
+        self._limit: asyncio.Timeout | None = None
+        self._why = ""
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    async def one_token(self) -> None:
+        """Wait for the token of the probe that runs, or of a new one; Refused if none comes."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._generate(self._ask()))
+        probe = self._running
+        self._askers += 1
+        try:
+            await asyncio.shield(probe)
+        finally:
+            self._askers -= 1
+            if not self._askers:
+                probe.cancel()
+
+    def fail(self, why: str) -> None:
+        """End the probe that runs, if one does: no token will come. May be called again."""
+        limit, self._limit = self._limit, None
+        if limit is not None and not limit.expired():
+            self._why = why
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    async def _generate(self, answer: Answer) -> None:
+        self._why = f"no token was generated within {HEALTH_GENERATE_SECONDS:g} s"
+        try:
+            async with asyncio.timeout(HEALTH_GENERATE_SECONDS) as self._limit:
+                async for row in answer:
+                    if row.finish is not None and row.finish.reason == "error":
+                        raise Refused.of(row.finish)
+        except TimeoutError:
+            raise Refused(503, self._why) from None
+        finally:
+            self._running = self._limit = None
+            answer.close()

@@ -10,7 +10,7 @@ A server's HTTP port is enough to find it on the same machine; `address="tcp://.
 that was started with `--socket`.
 """
 
-from ..wire.messages import ChatMessage, Delta, Pong, Usage
+from ..wire.client_messages import ChatMessage, Delta, Pong, Usage
 from .aio import AsyncClient, AsyncGeneration, Completion, Timeouts
 from .errors import ClientError, RequestRefused, RequestTimeout, ServerGone
 from .sync import Client, Generation

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from ..wire import paths
-from ..wire.messages import (
+from ..wire.client_messages import (
     Delta,
     Done,
     FlushCache,

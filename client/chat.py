@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from ..wire.channel import AddressTooLong
-from ..wire.messages import ChatMessage
+from ..wire.client_messages import ChatMessage
 from ..wire.paths import BadAddress, UnsafeDirectory
 from .aio import DEFAULT_PORT, Timeouts
 from .errors import ClientError, RequestRefused, ServerGone

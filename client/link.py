@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from ..wire import codec, paths
-from ..wire.messages import Abort, Delta, Failed, Flushed, FromClient, LoRAs, Pong, ToClient
+from ..wire.client_messages import Abort, Delta, Failed, Flushed, FromClient, LoRAs, Pong, ToClient
 from .errors import ClientError, RequestRefused, RequestTimeout, ServerGone
 
 RECONNECT_MS = 50

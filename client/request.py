@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from ..wire.messages import ChatMessage, Generate
+from ..wire.client_messages import ChatMessage, Generate
 from ..wire.sampling import SamplingParams
 
 Messages = Sequence[ChatMessage | Mapping[str, str]]

@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
-from ..wire.messages import Delta, Pong, Usage
+from ..wire.client_messages import Delta, Pong, Usage
 from .aio import DEFAULT_PORT, DEFAULT_TIMEOUTS, AsyncClient, AsyncGeneration, Completion, Timeouts
 from .errors import ServerGone
 from .request import Messages, RequestOptions

@@ -152,6 +152,7 @@ EXTERNAL: dict[str, set[str]] = {
 
 MUST_BE_PURE = (
     "wire.messages",
+    "wire.client_messages",
     "wire.sampling",
     "wire.config",
     "wire.lora_config",

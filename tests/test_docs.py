@@ -20,7 +20,7 @@ from tokenloom.cli import USAGE
 from tokenloom.flags import build_parser
 from tokenloom.tokenizer_proc import limits
 from tokenloom.tokenizer_proc.doors import http, lora_routes, native, openai_wire
-from tokenloom.wire import messages, sampling
+from tokenloom.wire import client_messages, sampling
 
 PAGES = [
     "README.md",
@@ -113,8 +113,8 @@ def test_every_field_of_a_request_is_named() -> None:
 def test_every_message_of_the_socket_is_described() -> None:
     described = {cells[0]: cells[1] for cells in rows(page("docs/api.md")) if len(cells) == 2}
     for struct in (
-        *get_args(messages.FromClient),
-        *get_args(messages.ToClient),
+        *get_args(client_messages.FromClient),
+        *get_args(client_messages.ToClient),
     ):
         fields = described[f"`{struct.__struct_config__.tag}`"]
         assert set(struct.__struct_fields__) <= spans(fields), struct

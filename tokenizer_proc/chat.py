@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from ..model_files.template_engine import ChatTemplate, TemplateRefusal
 from ..model_files.tokenizer import text_ids
-from ..wire.messages import ChatMessage
+from ..wire.client_messages import ChatMessage
 from ..wire.sampling import InvalidRequest
 from .checked_template import CheckedTemplate
 from .content_guard import ContentGuard, Cover, StandInsExhausted

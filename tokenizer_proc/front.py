@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import msgspec
 
 from ..wire.channel import Outbox
+from ..wire.client_messages import ChatMessage
 from ..wire.lora_config import LoRAConfig
 from ..wire.messages import (
     AbortReq,
     BatchStrOut,
-    ChatMessage,
     ChildDied,
     Drained,
     DrainReq,

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from .messages import FromClient, ToClient, ToDetokenizer, ToFront, ToLauncher, ToScheduler
+from .client_messages import FromClient, ToClient
+from .messages import ToDetokenizer, ToFront, ToLauncher, ToScheduler
 
 _encoder = msgspec.msgpack.Encoder()
 

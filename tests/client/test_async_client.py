@@ -21,7 +21,8 @@ from tokenloom.client.request import SamplingOptions
 from tokenloom.tokenizer_proc.errors import Refused
 from tokenloom.tokenizer_proc.labels import Labels
 from tokenloom.wire import paths
-from tokenloom.wire.messages import ChatMessage, Finish, Usage
+from tokenloom.wire.client_messages import ChatMessage, Usage
+from tokenloom.wire.messages import Finish
 from tokenloom.wire.sampling import InvalidRequest, SamplingParams
 
 STOP = Finish("stop", matched=7)

@@ -9,7 +9,8 @@ import pytest
 from door_fakes import FakeStream, Served, served_in_thread, wait_until
 
 from tokenloom.client import Client, RequestRefused, RequestTimeout, ServerGone, Timeouts
-from tokenloom.wire.messages import Finish, Usage
+from tokenloom.wire.client_messages import Usage
+from tokenloom.wire.messages import Finish
 
 STOP = Finish("stop", matched=7)
 

@@ -17,12 +17,12 @@ from tokenloom.tokenizer_proc.doors.http import HttpDoor
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
 from tokenloom.wire import codec
+from tokenloom.wire.client_messages import ChatMessage
 from tokenloom.wire.config import DoorConfig
 from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     AbortReq,
     BatchStrOut,
-    ChatMessage,
     Drained,
     DrainReq,
     Finish,

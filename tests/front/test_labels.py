@@ -5,7 +5,8 @@ from front.echo_door import Door
 
 from tokenloom.tokenizer_proc.labels import Labelled, Labels, labels_of
 from tokenloom.wire import codec
-from tokenloom.wire.messages import Generate, TokenizedGenerateReq
+from tokenloom.wire.client_messages import Generate
+from tokenloom.wire.messages import TokenizedGenerateReq
 
 CHAT = "/v1/chat/completions"
 ROUTES = (CHAT, "/v1/completions", "/generate")

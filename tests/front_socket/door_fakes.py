@@ -17,7 +17,8 @@ from tokenloom.tokenizer_proc.doors.socket import SocketDoor
 from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
 from tokenloom.tokenizer_proc.lora_registry import NoSuchAdapter
 from tokenloom.wire import codec
-from tokenloom.wire.messages import ChatMessage, Finish, StrOut, ToClient
+from tokenloom.wire.client_messages import ChatMessage, ToClient
+from tokenloom.wire.messages import Finish, StrOut
 from tokenloom.wire.sampling import InvalidRequest, SamplingParams, check_sampling
 
 DEADLINE_S = 20.0

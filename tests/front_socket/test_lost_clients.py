@@ -13,7 +13,7 @@ from door_fakes import FakeFront, run, served, until
 
 from tokenloom.tokenizer_proc.doors.router import DoorLimits
 from tokenloom.wire import codec
-from tokenloom.wire.messages import Delta, Generate, Pong
+from tokenloom.wire.client_messages import Delta, Generate, Pong
 
 CLIENT = """
 import sys, zmq

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from door_fakes import run, served
 
-from tokenloom.wire.messages import Done, Failed, Finish, LoRAs
+from tokenloom.wire.client_messages import Done, Failed, LoRAs
+from tokenloom.wire.messages import Finish
 
 STOP = Finish("stop", matched=7)
 

@@ -13,7 +13,8 @@ from tokenloom.tokenizer_proc.doors.router import DoorLimits
 from tokenloom.tokenizer_proc.errors import Refused
 from tokenloom.tokenizer_proc.labels import NO_LABELS, Labels
 from tokenloom.wire import codec, paths
-from tokenloom.wire.messages import Delta, Done, Failed, Finish, Flushed, Pong, Usage
+from tokenloom.wire.client_messages import Delta, Done, Failed, Flushed, Pong, Usage
+from tokenloom.wire.messages import Finish
 from tokenloom.wire.sampling import InvalidRequest
 
 STOP = Finish("stop", matched=7)

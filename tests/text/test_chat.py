@@ -13,7 +13,7 @@ from tokenloom.model_files.errors import ModelError
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.model_files.tokenizer import load_tokenizer, read_special_tokens
 from tokenloom.tokenizer_proc.chat import MAX_MESSAGES, ChatRenderer
-from tokenloom.wire.messages import ChatMessage
+from tokenloom.wire.client_messages import ChatMessage
 from tokenloom.wire.sampling import InvalidRequest
 
 CHATML = (

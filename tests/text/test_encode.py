@@ -5,7 +5,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.tokenizer_proc.encode import TextEncoder, load_text
-from tokenloom.wire.messages import ChatMessage
+from tokenloom.wire.client_messages import ChatMessage
 from tokenloom.wire.sampling import InvalidRequest
 
 BOS, EOS = 256, 257

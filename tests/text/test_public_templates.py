@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.model_files.tokenizer import load_tokenizer
 from tokenloom.tokenizer_proc.chat import ChatRenderer
-from tokenloom.wire.messages import ChatMessage
+from tokenloom.wire.client_messages import ChatMessage
 from tokenloom.wire.sampling import InvalidRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

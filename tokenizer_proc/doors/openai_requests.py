@@ -6,7 +6,7 @@ Complaints of this file use the client's field names; those of the front get the
 
 import msgspec
 
-from ...wire.messages import ChatMessage
+from ...wire.client_messages import ChatMessage
 from ...wire.sampling import InvalidRequest, SamplingParams
 from .body import decode, parse_fields, refuse_unsupported
 from .openai_wire import (

@@ -1,4 +1,4 @@
-"""The socket door: `wire.messages` with DEALER clients, in msgpack or JSON.
+"""The socket door: `wire.client_messages` with DEALER clients, in msgpack or JSON.
 
 Owns who asked for what over the socket, and that every rid of every client ends in exactly one Done
 or Failed. Whatever bytes arrive cost their sender an answer, and nobody else anything. Encoding
@@ -18,12 +18,11 @@ import msgspec
 import zmq.asyncio
 
 from ...wire import codec, paths
-from ...wire.messages import (
+from ...wire.client_messages import (
     Abort,
     Delta,
     Done,
     Failed,
-    Finish,
     FlushCache,
     Flushed,
     FromClient,
@@ -33,11 +32,11 @@ from ...wire.messages import (
     LoRAs,
     Ping,
     Pong,
-    StrOut,
     ToClient,
     UnloadLoRA,
     Usage,
 )
+from ...wire.messages import Finish, StrOut
 from ...wire.sampling import InvalidRequest
 from ..errors import Refused
 from ..front import Front, RequestStream

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from tokenloom.wire.config import ServerConfig, tp_contradiction
+from tokenloom.wire.door_config import network_exposure
 from tokenloom.wire.lora_config import lora_contradiction
 from tokenloom.wire.scheduling_config import contradiction
 
@@ -41,7 +42,8 @@ def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
         groups[field.name] = msgspec.structs.replace(field.default, **values)
     config = ServerConfig(**groups)
     problem = (
-        contradiction(config.scheduling)
+        network_exposure(config.doors)
+        or contradiction(config.scheduling)
         or lora_contradiction(config.lora)
         or tp_contradiction(config.execution, config.lora)
     )

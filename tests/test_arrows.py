@@ -142,7 +142,7 @@ EXTERNAL: dict[str, set[str]] = {
         "bench",
         "bench.device",
     },
-    "httptools": {"bench"},
+    "httptools": {"bench", "tokenizer_proc.doors"},
     "jinja2": {"model_files"},
     "orjson": {"tokenizer_proc", "model_files", "scheduler_proc.models"},
     "starlette": {"tokenizer_proc.doors"},

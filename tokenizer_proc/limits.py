@@ -1,6 +1,6 @@
 """Every bound of the front and its doors that is not a flag, in one table. PURE.
 
-Bounds of single sampling fields live in `wire.sampling`, flags in `wire.config.DoorConfig`.
+Bounds of single sampling fields live in `wire.sampling`, flags in `wire.door_config.DoorConfig`.
 """
 
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
@@ -19,9 +19,19 @@ MAX_HEADER_BYTES = 32 << 10  # names and values of one request together; 431 abo
 MAX_UNREAD_TOKENS = 4096  # output a client has not read yet; above, its request is aborted
 MAX_UNREAD_CHARS = 1 << 20
 
-HEAD_SECONDS = 10.0  # longest time from the first to the last byte of the headers; 408 after it
-BODY_READ_SECONDS = 10.0  # longest wait for the next piece of a request body; 408 after it
-SEND_STALL_SECONDS = 30.0  # a client that takes no byte of its stream for so long is cut off
+MAX_AHEAD_BYTES = 16 << 10  # sent ahead of an answer that is due; above it, reading pauses
+
+# The phases of an HTTP connection (doors/phases.py); bytes alone do not begin a time anew.
+FIRST_BYTE_SECONDS = 30.0  # until the first byte of the first request
+HEAD_SECONDS = 10.0  # from the first to the last byte of the headers; 408 after it
+BODY_GRACE_SECONDS = 10.0  # for a body, and another second for each MIN_BODY_RATE bytes; then 408
+MIN_BODY_RATE = 1024  # bytes a second
+BODY_SECONDS = 120.0  # for a whole body, however fast it comes; 408 after it
+SEND_STALL_SECONDS = 30.0  # to take what waits to be sent, and a second for each MIN_SEND_RATE
+MIN_SEND_RATE = 16 << 10  # bytes a second
+IDLE_SECONDS = 75.0  # between two requests; above the usual 60 s of clients and proxies
+LINGER_SECONDS = 2.0  # to throw away what still comes after a refusal, so that it is received
+
 STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers
 HEALTH_GENERATE_SECONDS = 10.0
 MAX_FLUSH_SECONDS = 600.0  # longest `timeout` of /flush_cache

@@ -6,6 +6,7 @@ the mailbox, uvicorn, the socket door. No request is looked at in here.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import signal
@@ -21,18 +22,19 @@ from ..model_files.resolve import model_name
 from ..wire import codec, paths
 from ..wire.channel import AsyncMailbox, Outbox
 from ..wire.child import ChildLife
-from ..wire.config import DoorConfig, FrontConfig
+from ..wire.config import FrontConfig
+from ..wire.door_config import DoorConfig
 from ..wire.messages import ToFront
 from .adapters import AdapterError
-from .doors.connection import bounded_http
+from .doors.connection import http_protocol
 from .doors.http import HttpDoor
+from .doors.phases import RULES, Rules
 from .doors.socket import SocketDoor
 from .encode import load_text
 from .front import Front
 from .limits import SHUTDOWN_SECONDS
 from .progress import TICK_S
 
-KEEP_ALIVE_SECONDS = 75  # idle HTTP connections; above the usual 60 s of clients and proxies
 BACKLOG = 2048
 OTHER_FILES = 256  # open files beside the HTTP connections; clients of the socket door among them
 
@@ -43,14 +45,48 @@ class CannotListen(ValueError):
     """The HTTP address cannot be had; the message says which and why."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. A port in TIME_WAIT counts as free."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets, one for each address that `host` has here, all with the same port.
+
+    Port 0 takes a free one. A port in TIME_WAIT counts as free. `::` means both families.
+    """
+    listeners: list[socket.socket] = []
+    missing: OSError | None = None
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        for family, address in _addresses(host):
+            try:
+                listeners.append(_listen(family, address, port))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                missing = error  # `localhost` is two addresses on machines with one family
+            else:
+                port = port or listeners[0].getsockname()[1]
+        if missing is not None and not listeners:
+            raise missing
     except OSError as error:
+        for listener in listeners:
+            listener.close()
         reason = error.strerror or str(error)
         raise CannotListen(f"cannot listen on {host}:{port}: {reason}") from None
+    return listeners
+
+
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    """IPv4 before IPv6, each address once."""
+    found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    unique = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
+    return sorted(unique)
+
+
+def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    both = family == socket.AF_INET6 and address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+    )
 
 
 def url_of(host: str, listener: socket.socket) -> str:
@@ -66,11 +102,12 @@ class HttpServer(uvicorn.Server):
         yield
 
     @classmethod
-    def over(cls, front: Front, doors: DoorConfig) -> "HttpServer":
+    def over(cls, front: Front, doors: DoorConfig, rules: Rules = RULES) -> "HttpServer":
+        protocol = http_protocol(doors.max_connections, rules=rules, logs_requests=doors.access_log)
         return cls(
             uvicorn.Config(
-                HttpDoor(front, doors.max_body_bytes),
-                http=bounded_http(doors.max_connections),
+                HttpDoor(front, doors.max_body_bytes, _host_names(doors)),
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -78,10 +115,15 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
+
+
+def _host_names(doors: DoorConfig) -> tuple[str, ...]:
+    """Names that requests may use: those that were allowed, and the one that we listen on."""
+    is_wildcard = doors.host in ("", "0.0.0.0", "::")
+    return doors.allowed_hosts if is_wildcard else (*doors.allowed_hosts, doors.host)
 
 
 def run(config: FrontConfig, life: ChildLife) -> int:
@@ -94,7 +136,9 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with contextlib.ExitStack() as stack:
         _allow_open_files(config.doors.max_connections + OTHER_FILES)
-        listener = stack.enter_context(listen(config.doors.host, config.doors.port))
+        listeners = listen(config.doors.host, config.doors.port)
+        for listener in listeners:
+            stack.enter_context(listener)
         context = zmq.asyncio.Context()
         stack.callback(context.term)  # after all sockets are closed; it waits for their last words
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
@@ -103,20 +147,20 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
         mailbox = AsyncMailbox(context, config.links.front, codec.to_front())
         stack.callback(mailbox.close)
         front = _make_front(config, scheduler)
-        address = config.doors.socket or paths.door_address(listener.getsockname()[1])
+        address = config.doors.socket or paths.door_address(listeners[0].getsockname()[1])
         door = SocketDoor(front, address, context)
         stack.callback(door.close)
         await _run_until(
             stop,
             front,
             HttpServer.over(front, config.doors),
-            listener,
+            listeners,
             [
                 _read_mail(mailbox, front),
                 _stop_on_failure(front, stop),
                 _watch_progress(front),
                 door.serve(),
-                _announce(front, config, life, url_of(config.doors.host, listener)),
+                _announce(front, config, life, url_of(config.doors.host, listeners[0])),
             ],
             config.drain_timeout,
         )
@@ -144,13 +188,13 @@ async def _run_until(
     stop: asyncio.Event,
     front: Front,
     http: HttpServer,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     helpers: list[Coroutine[None, None, None]],
     drain_timeout: float,
 ) -> None:
     """Serve until `stop`, drain, let HTTP send its last bytes, then end the helpers."""
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(http.serve([listener]))
+        serving = group.create_task(http.serve(listeners))
         tasks = [group.create_task(helper) for helper in helpers]
         await stop.wait()
         if not front.failed.is_set():

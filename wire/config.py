@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from .door_config import DoorConfig
 from .lora_config import LoRAConfig
 from .scheduling_config import SchedulingFlags
 
@@ -38,29 +39,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy"],
         Meta(description="dummy: random weights from the config alone"),
     ] = "auto"
-
-
-class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    host: Annotated[str, Meta(description="address that HTTP listens on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port of HTTP; 0 takes a free one")] = (
-        30000
-    )
-    socket: Annotated[
-        str | None,
-        Meta(
-            description="address of the socket door, e.g. tcp://127.0.0.1:31000; "
-            "default: an ipc path that clients find from the port"
-        ),
-    ] = None
-    max_queued_requests: Annotated[
-        int, Meta(ge=1, description="requests in flight at the front before it answers 503")
-    ] = 1024
-    max_connections: Annotated[
-        int, Meta(ge=1, description="open HTTP connections; more are answered with 503 and closed")
-    ] = 2048
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="larger HTTP bodies get 413")] = (
-        4 << 20
-    )
 
 
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenloom.tokenizer_proc.doors.http import HttpDoor
+from tokenloom.tokenizer_proc.doors.phases import RULES, Rules
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.tokenizer_proc.server import HttpServer, listen, url_of
 from tokenloom.wire import codec
 from tokenloom.wire.client_messages import ChatMessage
-from tokenloom.wire.config import DoorConfig
+from tokenloom.wire.door_config import DoorConfig
 from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     AbortReq,
@@ -301,11 +302,11 @@ async def submitted(door: Door, count: int = 1) -> None:
 class Served:
     """The door on a real uvicorn, in a thread of its own."""
 
-    def __init__(self, doors: DoorConfig = DOORS, keep_alive: float | None = None) -> None:
+    def __init__(self, doors: DoorConfig = DOORS, rules: Rules = RULES) -> None:
         self.door = Door(max_body_bytes=doors.max_body_bytes)
         self._doors = doors
-        self._keep_alive = keep_alive
-        self.listener = listen("127.0.0.1", 0)
+        self._rules = rules
+        (self.listener,) = listen("127.0.0.1", 0)
         self.url = url_of("127.0.0.1", self.listener)
         self.address: tuple[str, int] = self.listener.getsockname()
         self._up = threading.Event()
@@ -316,9 +317,7 @@ class Served:
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.door.start()
-        self.http = HttpServer.over(self.door.front, self._doors)
-        if self._keep_alive is not None:
-            self.http.config.timeout_keep_alive = self._keep_alive
+        self.http = HttpServer.over(self.door.front, self._doors, self._rules)
         self._up.set()
         await self.http.serve([self.listener])
 

@@ -1,14 +1,12 @@
 """Bounds of the HTTP door and the front, each at its limit and one above."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from front.echo_door import Door, submitted, turn
 
 from tokenloom.tokenizer_proc import limits
-from tokenloom.tokenizer_proc.doors import asgi
-from tokenloom.wire.messages import AbortReq, Finish, StrOut, TokenizedGenerateReq
+from tokenloom.wire.messages import AbortReq, Finish, StrOut
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -66,19 +64,6 @@ def test_compressed_bodies_are_refused(door: Door, encoding: str) -> None:
     answer = door.call("POST", CHAT, sized(200), {"Content-Encoding": encoding})
     assert (answer.status, answer.error()["code"]) == (415, "unsupported_media_type")
     assert door.call("POST", CHAT, sized(200), {"Content-Encoding": "identity"}).status == 200
-
-
-def test_a_body_that_does_not_come(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "BODY_READ_SECONDS", 0.01)
-
-    async def scenario() -> Any:  # noqa: ANN401
-        call = door.open("POST", CHAT, [b"{", b"}"])
-        call._pieces[1:] = [b""]
-        call._pieces.clear()  # nothing more comes, and the client stays
-        return await call.end()
-
-    answer = door.run(scenario())
-    assert (answer.status, answer.error()["code"]) == (408, "timeout")
 
 
 def test_headers(door: Door) -> None:
@@ -200,33 +185,3 @@ def test_a_client_that_does_not_read_is_cut_off(door: Door) -> None:
     assert [event["text"] for event in events] == ["a", "ab"]
     assert "did not read" in error["error"]["message"]
     assert door.front.late_rows >= 1
-
-
-def test_a_stalled_send_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "SEND_STALL_SECONDS", 0.01)
-    door.scheduler.hold = True
-
-    async def scenario() -> None:
-        call = door.open("POST", CHAT, sized(200).replace(b'"pad"', b'"stream": true, "pad"'))
-        await submitted(door)
-        call.stalled = True
-        door.scheduler.row(StrOut(1, "a", (97,)))
-        await call.end()
-
-    door.run(scenario())
-    assert door.scheduler.of(AbortReq) == [AbortReq(1)]
-
-
-def test_a_slow_model_is_no_stalled_client(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "SEND_STALL_SECONDS", 0.001)
-    door.scheduler.hold = True
-
-    async def scenario() -> Any:  # noqa: ANN401
-        call = door.open("POST", CHAT, sized(200))
-        await submitted(door)
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.02, door.scheduler.row, StrOut(1, "a", (97,), Finish("length")))
-        return await call.end()
-
-    assert door.run(scenario()).status == 200
-    assert len(door.scheduler.of(TokenizedGenerateReq)) == 1

@@ -24,7 +24,8 @@ from front.echo_door import INFO, ByteEncoder, ByteRenderer
 from tokenloom.tokenizer_proc import server
 from tokenloom.wire import codec, paths
 from tokenloom.wire.channel import Mailbox, Outbox
-from tokenloom.wire.config import DoorConfig, FrontConfig, Links, ModelConfig
+from tokenloom.wire.config import FrontConfig, Links, ModelConfig
+from tokenloom.wire.door_config import DoorConfig
 from tokenloom.wire.lora_config import LoRAConfig
 from tokenloom.wire.messages import (
     BatchStrOut,
@@ -311,12 +312,22 @@ def test_the_socket_door_answers_beside_http(config: FrontConfig) -> None:
     assert serve_while(config, client) == 0
 
 
-def test_a_taken_port_is_said_clearly(config: FrontConfig) -> None:
-    with server.listen("127.0.0.1", 0) as taken:
+@contextlib.contextmanager
+def listening(host: str, port: int = 0) -> Iterator[list[socket.socket]]:
+    listeners = server.listen(host, port)
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def test_a_taken_port_is_said_clearly() -> None:
+    with listening("127.0.0.1") as (taken,):
         port = taken.getsockname()[1]
         with pytest.raises(server.CannotListen, match=rf"127\.0\.0\.1:{port}.*in use"):
             server.listen("127.0.0.1", port)
-    with server.listen("127.0.0.1", port) as again:
+    with listening("127.0.0.1", port) as (again,):
         assert server.url_of("127.0.0.1", again) == f"http://127.0.0.1:{port}"
 
 
@@ -326,9 +337,44 @@ def test_a_host_that_is_not_ours() -> None:
 
 
 def test_ipv6_urls_have_brackets() -> None:
-    with server.listen("127.0.0.1", 0) as listener:
+    with listening("127.0.0.1") as (listener,):
         port = listener.getsockname()[1]
         assert server.url_of("::1", listener) == f"http://[::1]:{port}"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::", "localhost"])
+def test_both_families_are_served(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [
+        (family, socket.SOCK_STREAM, 6, "", (address, 0))
+        for family, address in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+    ]
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda name, *rest, **more: both if name == "localhost" else real(name, *rest, **more),
+    )
+    with listening(host) as listeners:
+        (port,) = {listener.getsockname()[1] for listener in listeners}
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with socket.socket(family) as client:
+                client.settimeout(20)
+                client.connect((address, port))
+        if host == "localhost":
+            with pytest.raises(server.CannotListen, match="in use"):
+                server.listen(host, port)
+
+
+def test_one_family_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `localhost` names an address that no interface of this machine has."""
+    both = [
+        (family, socket.SOCK_STREAM, 6, "", (address, 0))
+        for family, address in ((socket.AF_INET6, "2001:db8::1"), (socket.AF_INET, "127.0.0.1"))
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with listening("localhost") as (listener,):
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_unknown_routes(door: Door, path: str) -> None:
     [
         ("GET", CHAT, {"POST"}),
         ("DELETE", "/generate", {"POST", "PUT"}),
-        ("HEAD", "/flush_cache", {"GET", "POST"}),  # whoever only looks changes nothing
+        ("HEAD", "/flush_cache", {"POST"}),  # whoever only looks changes nothing
         ("POST", "/health", {"GET", "HEAD"}),
         ("POST", "/livez", {"GET", "HEAD"}),
         ("OPTIONS", "/v1/models", {"GET", "HEAD"}),

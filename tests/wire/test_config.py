@@ -7,7 +7,6 @@ import pytest
 
 from tokenloom.wire.config import (
     DetokenizerConfig,
-    DoorConfig,
     ExecutionConfig,
     FrontConfig,
     Links,
@@ -16,6 +15,7 @@ from tokenloom.wire.config import (
     SchedulerConfig,
     ServerConfig,
 )
+from tokenloom.wire.door_config import DoorConfig
 from tokenloom.wire.lora_config import LoRAConfig, read_lora
 from tokenloom.wire.scheduling_config import SchedulingConfig, SchedulingFlags, contradiction
 

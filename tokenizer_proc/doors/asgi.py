@@ -1,7 +1,8 @@
 """Exchange: one HTTP request and its answer over plain ASGI messages.
 
 Reads bodies within bounds, sends JSON or server-sent events (one ASGI message per call, no response
-objects), notices a client that leaves or stalls. Knows nothing of models and tokens.
+objects), notices a client that leaves. How long a client may take is decided by `connection`. Knows
+nothing of models and tokens.
 """
 
 import asyncio
@@ -10,14 +11,9 @@ from contextlib import asynccontextmanager
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from ..limits import (
-    BODY_READ_SECONDS,
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
-    SEND_STALL_SECONDS,
-)
+from ..limits import MAX_HEADER_BYTES, MAX_HEADERS
 from .errors import ApiError, ClientGone, Headers
 from .request_ids import is_request_id
 
@@ -38,8 +34,6 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
-        self._sends = 0
-        self._sending = False
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
@@ -61,7 +55,7 @@ class Exchange:
             )
 
     async def read_body(self) -> bytes:
-        """The whole body; ApiError 413, 408 or 415, ClientGone when it never ends."""
+        """The whole body; ApiError 413 or 415, ClientGone when it does not come."""
         if (self.header(b"content-encoding") or b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not accepted")
         declared = self.header(b"content-length")
@@ -69,7 +63,9 @@ class Exchange:
             raise self._too_large()
         body = bytearray()
         while True:
-            message = await self._receive_soon()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
             body += message.get("body", b"")
             if len(body) > self._limit:
                 raise self._too_large()
@@ -79,16 +75,6 @@ class Exchange:
     @property
     def _limit(self) -> int:
         return self._max_body_bytes
-
-    async def _receive_soon(self) -> Message:
-        try:
-            async with asyncio.timeout(BODY_READ_SECONDS):
-                message = await self._receive()
-        except TimeoutError:
-            raise ApiError(408, f"no byte of the body came for {BODY_READ_SECONDS:g} s") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        return message
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limit} bytes")
@@ -105,7 +91,7 @@ class Exchange:
         await self._start(
             status, [("content-type", kind), ("content-length", str(len(body))), *headers]
         )
-        await self._put({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def send_events(self, frames: bytes) -> None:
         """Frames of a stream; the first call sends the head of the answer."""
@@ -118,11 +104,11 @@ class Exchange:
                     ("x-accel-buffering", "no"),
                 ],
             )
-        await self._put({"type": "http.response.body", "body": frames, "more_body": True})
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def end_events(self, frames: bytes = b"") -> None:
         """The last frames and [DONE]."""
-        await self._put({"type": "http.response.body", "body": frames + _DONE, "more_body": False})
+        await self._send({"type": "http.response.body", "body": frames + _DONE, "more_body": False})
 
     async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.started = True
@@ -130,17 +116,11 @@ class Exchange:
         request_id = self.header(b"x-request-id")
         if request_id is not None and is_request_id(request_id):
             raw.append((b"x-request-id", request_id))
-        await self._put({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def _put(self, message: Message) -> None:
-        self._sends += 1
-        self._sending = True
-        await self._send(message)
-        self._sending = False
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Cancels its block and raises ClientGone when the client leaves or stalls.
+        """Cancel the block and raise ClientGone when the client leaves or is cut off.
 
         For use after the body was read: from then on the server only says that the client left.
         """
@@ -157,15 +137,6 @@ class Exchange:
             raise
 
     async def _watch(self, cut: asyncio.Timeout) -> None:
-        while True:
-            seen = self._sends
-            try:
-                async with asyncio.timeout(SEND_STALL_SECONDS):
-                    message = await self._receive()
-            except TimeoutError:
-                if self._sending and self._sends == seen:
-                    break
-                continue
-            if message["type"] == "http.disconnect":
-                break
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         cut.reschedule(asyncio.get_running_loop().time())

@@ -1,79 +1,314 @@
-"""uvicorn's HTTP protocol with bounds on connections and on the head of a request.
+"""One HTTP connection: requests in, answers out in the same order, a deadline for every phase.
 
-uvicorn with httptools collects headers without limit until the head is complete, so an application
-never sees one that does not end. Everything else is uvicorn's.
+uvicorn's server accepts connections and makes an HttpConnection for each. Which phase a connection
+is in and how long that may last is decided in `phases`, who gives way when too many are open in
+`connection_table`. What a request means is not known in here.
 """
 
 import asyncio
+import logging
+from collections import deque
 from http import HTTPStatus
+from typing import Any, ClassVar
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from ..errors import Refused
-from ..limits import HEAD_SECONDS, MAX_HEADER_BYTES
-from .errors import ApiError, as_api_error
+from ..limits import MAX_AHEAD_BYTES
+from . import access_log, request_head
+from .connection_table import ConnectionTable, TableFull
+from .cycle import Cycle
+from .errors import INTERNAL_ERROR, ApiError, as_api_error
+from .phases import RULES, Phase, Progress, Rules, Verdict
+from .request_reader import Head, RequestReader
+
+_BODY_BUFFER_BYTES = 65536  # of a body that the application has not taken; then reading pauses
+
+log = logging.getLogger(__name__)
 
 
-class BoundedHttp(HttpToolsProtocol):
-    max_connections = 0  # set by `bounded_http`
-    _in_head = False
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
+class HttpConnection(asyncio.Protocol):
+    table: ClassVar[ConnectionTable["HttpConnection"]]  # set by `http_protocol`
+    rules: ClassVar[Rules]
+    logs_requests: ClassVar[bool]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._loop = _loop or asyncio.get_running_loop()
+        self._app = config.loaded_app
+        self._server = server_state
+        self._reader = RequestReader(self)
+        self._progress = Progress(self._loop.time(), self.rules)
+        self._timer: asyncio.TimerHandle | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._reading_paused = False
+        self._received = bytearray()  # and not read yet
+        self._unanswered: deque[Cycle] = deque()  # the first one is being served
+        self._refusal: ApiError | None = None  # to be said after the answers that are due
+
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            busy = Refused(503, f"the server is busy: {self.max_connections} connections are open")
-            self._refuse(as_api_error(busy))
+        self._transport = transport
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        peer = transport.get_extra_info("peername")
+        try:
+            victim = self.table.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
+        except TableFull:
+            busy = Refused(503, f"the server is busy: {self.table.most} connections have requests")
+            self.write(_raw_answer(as_api_error(busy)))
+            self._close()
             return
-        # Before its first byte a connection is as idle as it is between two requests.
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        if victim is not None:
+            victim._transport.abort()
+        self._settle()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEADER_BYTES:
-            self._refuse(ApiError(431, f"the headers exceed {MAX_HEADER_BYTES} bytes"))
-        elif self._head_timer is None:
-            late = ApiError(408, f"the headers did not end within {HEAD_SECONDS:g} s")
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse, late)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        super().on_headers_complete()
+        if not self._progress.ending and self._refusal is None:
+            self._received += data
+            self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
+        self._server.connections.discard(self)
+        self.table.remove(self)
+        self._progress.closes(self._loop.time(), 0)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_cycles()
+        self._may_write.set()
 
-    def _stop_waiting(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+        self._progress.blocked(self._loop.time(), self._transport.get_write_buffer_size())
+        self._settle()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+        self._progress.unblocked(self._loop.time())
+        self._loop.call_soon(self._read_on)
+
+    def shutdown(self) -> None:
+        """End now, or after the answer that is due; uvicorn's word for the end of the server."""
+        if not self._unanswered:
+            self._close()
+        for cycle in self._unanswered:
+            cycle.keep_alive = False
+
+    # What cycles need of their line
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def writable(self) -> None:
+        await self._may_write.wait()
+
+    def body_taken(self) -> None:
+        self._pace_reading()
+
+    def answered(self, cycle: Cycle) -> None:
+        self._unanswered.popleft()
+        self._progress.answered(self._loop.time())
+        self._log_cycle(cycle)
+        if cycle.more_body:
+            self._linger()
+        elif not cycle.keep_alive:
+            self._close()
+        elif self._unanswered:
+            self._serve(self._unanswered[0])
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self._received:
+            self._loop.call_soon(self._read_on)
+        self._settle()
+
+    def failed(self, cycle: Cycle) -> None:
+        self._refuse(ApiError(500, INTERNAL_ERROR))
+
+    # What the reader tells
+
+    def head_began(self) -> None:
+        self._progress.head_began(self._loop.time())
+
+    def head_ended(self, head: Head) -> None:
+        self._progress.head_ended(self._loop.time())
+        cycle = Cycle(
+            self,
+            self._scope(head),
+            keep_alive=head.keep_alive,
+            expects_continue=request_head.expects_continue(head.version, head.headers),
+            began=self._loop.time(),
+            headers=self._server.default_headers,
+        )
+        self._unanswered.append(cycle)
+        if len(self._unanswered) == 1:
+            self._serve(cycle)
+
+    def body_came(self, data: bytes) -> None:
+        self._progress.body_came(len(data))
+        self._unanswered[-1].feed(data)
+
+    def body_ended(self) -> None:
+        self._progress.body_ended(self._loop.time())
+        self._unanswered[-1].end_body()
+
+    def _scope(self, head: Head) -> dict[str, object]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": "http",
+            "path": request_head.path_of(head.raw_path),
+            "raw_path": head.raw_path,
+            "query_string": head.query,
+            "root_path": "",
+            "headers": head.headers,
+            "server": self._transport.get_extra_info("sockname"),
+            "client": self._transport.get_extra_info("peername"),
+        }
+
+    def _serve(self, cycle: Cycle) -> None:
+        task = self._loop.create_task(cycle.run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
+
+    # Reading and deadlines
+
+    def _read_on(self) -> None:
+        """Read what has arrived, up to the end of a request that must be answered first."""
+        try:
+            while self._received and self._progress.wants_bytes:
+                self._reader.read(self._received)
+        except ApiError as error:
+            self._refuse_in_turn(error)
+        if not self._progress.ending:
+            self._settle()
+
+    def _settle(self) -> None:
+        """After events: take the place in the table, pace reading, set the timer."""
+        if self._progress.waits_for_client:
+            self.table.waits(self)
+        else:
+            self.table.works(self)
+        self._pace_reading()
+        deadline = self._progress.deadline
+        if deadline is None:
+            return  # a timer that still runs finds that out by itself
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        deadline = self._progress.deadline
+        if deadline is None or self._loop.time() < deadline:
+            self._settle()
+            return
+        match self._progress.verdict:
+            case Verdict.CLOSE:
+                self._close()
+            case Verdict.ABORT:
+                self._transport.abort()
+            case Verdict.REFUSE:
+                what = "headers" if self._progress.phase is Phase.HEAD else "body"
+                self._refuse(ApiError(408, f"the {what} came too slowly"))
+
+    def _pace_reading(self) -> None:
+        pause = not self._progress.ending and (
+            len(self._received) > MAX_AHEAD_BYTES
+            or any(cycle.unread_bytes > _BODY_BUFFER_BYTES for cycle in self._unanswered)
+        )
+        if pause == self._reading_paused or self._transport.is_closing():
+            return
+        self._reading_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # The end
+
+    def _refuse_in_turn(self, error: ApiError) -> None:
+        """Refuse what is being read, but write nothing into an answer that comes before it."""
+        self._received.clear()
+        due = list(self._unanswered)
+        broken = due.pop() if due and due[-1].more_body else None
+        if not due:
+            self._refuse(error)
+            return
+        self._refusal = error
+        if broken is not None:
+            self._unanswered.pop()
+            self._progress.answered(self._loop.time())
 
     def _refuse(self, error: ApiError) -> None:
-        self._stop_waiting()
-        body = msgspec.json.encode(error.body)
-        extra = b"".join(f"{name}: {value}\r\n".encode() for name, value in error.headers)
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"%sconnection: close\r\n\r\n%s"
-            % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), extra, body)
-        )
-        self.transport.close()
+        """Say `error` instead of the answers that are due, and close."""
+        if any(cycle.started for cycle in self._unanswered):
+            self._transport.abort()
+            return
+        if not self._unanswered:
+            self._log("-", b"-", error.status, 0, 0.0)
+        for cycle in self._unanswered:
+            cycle.status = error.status
+        self._drop_cycles()
+        self.write(_raw_answer(error))
+        self._linger()
+
+    def _drop_cycles(self) -> None:
+        for cycle in self._unanswered:
+            cycle.disconnect()
+            self._log_cycle(cycle)
+        self._unanswered.clear()
+
+    def _linger(self) -> None:
+        """Close, but read on for a while: unread bytes would take the answer from the client."""
+        self._received.clear()
+        self._progress.lingers(self._loop.time())
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+            self._settle()
+
+    def _close(self) -> None:
+        self._progress.closes(self._loop.time(), self._transport.get_write_buffer_size())
+        self._transport.close()
+        self._settle()
+
+    def _log_cycle(self, cycle: Cycle) -> None:
+        scope, seconds = cycle.scope, self._loop.time() - cycle.began
+        self._log(scope["method"], scope["raw_path"], cycle.status, cycle.sent_bytes, seconds)
+
+    def _log(self, method: str, path: bytes, status: int, sent_bytes: int, seconds: float) -> None:
+        if self.logs_requests:
+            log.info("%s", access_log.line(method, path, status, sent_bytes, seconds))
 
 
-def bounded_http(max_connections: int) -> type[BoundedHttp]:
-    """The protocol for a server with at most so many connections; uvicorn makes its instances."""
-    return type("BoundedHttp", (BoundedHttp,), {"max_connections": max_connections})
+def _raw_answer(error: ApiError) -> bytes:
+    """A whole answer in the shape of all other errors, for what never became a request."""
+    body = msgspec.json.encode(error.body)
+    extra = b"".join(f"{name}: {value}\r\n".encode() for name, value in error.headers)
+    return (
+        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        b"%sconnection: close\r\n\r\n%s"
+    ) % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), extra, body)
+
+
+def http_protocol(
+    max_connections: int, *, rules: Rules = RULES, logs_requests: bool = False
+) -> type[HttpConnection]:
+    """The protocol of one server; uvicorn makes an instance for each connection."""
+    shared = {
+        "table": ConnectionTable(max_connections),
+        "rules": rules,
+        "logs_requests": logs_requests,
+    }
+    return type("HttpConnection", (HttpConnection,), shared)

@@ -12,10 +12,13 @@ from ...wire.messages import Finish
 from ...wire.sampling import InvalidRequest
 from ..errors import Refused, listed, quoted
 
+INTERNAL_ERROR = "internal error; the server's log has the details"
+
 Headers = tuple[tuple[str, str], ...]
 
 _TYPES = {
     400: "invalid_request_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -25,6 +28,7 @@ _TYPES = {
     431: "invalid_request_error",
 }
 _CODES = {
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
@@ -93,7 +97,7 @@ def as_api_error(error: Exception) -> ApiError:
         case Refused():
             return ApiError(error.status, error.message, headers=retry_after(error))
         case _:
-            return ApiError(500, "internal error; the server's log has the details")
+            return ApiError(500, INTERNAL_ERROR)
 
 
 def of_finish(finish: Finish) -> ApiError:

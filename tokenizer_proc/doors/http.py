@@ -1,24 +1,28 @@
 """The HTTP door: which path belongs to which handler, and how anything else is answered.
 
 An ASGI application over one Front; `server` runs it with uvicorn. Starlette only routes: no
-middleware, no response objects, no documentation pages, no CORS.
+middleware (its answers are plain text), no response objects, no documentation pages, no CORS.
 """
 
-from collections.abc import Awaitable, Callable
+import difflib
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from ..errors import quoted
 from ..front import Front
+from ..limits import MAX_QUOTED_CHARS
 from . import lora_routes, native, openai_routes, service
 from .asgi import Exchange
 from .delivery import told
 from .errors import ApiError, ClientGone
+from .web_guard import WebGuard
 
 Handler = Callable[[Front, Exchange], Awaitable[None]]
 
-_GET = ("GET", "HEAD")
+_GET = ("GET", "HEAD")  # must change nothing: any web page can make a browser send them
 # path, methods, handler
 _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), openai_routes.chat),
@@ -30,7 +34,7 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/unload_lora_adapter", ("POST",), lora_routes.unload),
     ("/v1/load_lora_adapter", ("POST",), lora_routes.load_as_vllm),
     ("/v1/unload_lora_adapter", ("POST",), lora_routes.unload_as_vllm),
-    ("/flush_cache", ("GET", "POST"), service.flush_cache),
+    ("/flush_cache", ("POST",), service.flush_cache),
     ("/livez", _GET, service.live),
     ("/health", _GET, service.health),
     ("/health_generate", _GET, service.health_generate),
@@ -64,7 +68,9 @@ class _Endpoint:
 
 
 class HttpDoor:
-    def __init__(self, front: Front, max_body_bytes: int) -> None:
+    def __init__(
+        self, front: Front, max_body_bytes: int, allowed_hosts: Collection[str] = ()
+    ) -> None:
         routes = []
         for path, methods, handler in _ROUTES:
             route = Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
@@ -72,22 +78,39 @@ class HttpDoor:
             routes.append(route)
         self._router = Router(routes, redirect_slashes=False)
         self._max_body_bytes = max_body_bytes
+        self._guard = WebGuard(allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served here")
         scope["app"] = self  # makes the router raise instead of answering in plain text
         try:
+            self._guard.check(scope)
             await self._router(scope, receive, send)
         except HTTPException as error:
-            exchange = Exchange(scope, receive, send, self._max_body_bytes)
-            answer = _of_routing(error, scope)
-            await exchange.reply(answer.status, answer.body, answer.headers)
+            await self._refuse(_of_routing(error, scope), scope, receive, send)
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._max_body_bytes)
+        await exchange.reply(error.status, error.body, error.headers)
 
 
 def _of_routing(error: HTTPException, scope: Scope) -> ApiError:
     path, method = scope["path"], scope["method"]
     if error.status_code == 405:
         allowed = tuple((name.lower(), value) for name, value in (error.headers or {}).items())
-        return ApiError(405, f"{method} is not allowed for {path}", headers=allowed)
-    return ApiError(404, f"there is no route {method} {path}")
+        return ApiError(405, f"{method} is not allowed for {quoted(path)}", headers=allowed)
+    near = nearest_route(path)
+    hint = "" if near is None else f"; the nearest is {near}"
+    return ApiError(404, f"there is no route {method} {quoted(path)}{hint}")
+
+
+def nearest_route(path: str) -> str | None:
+    """Method and path of the route that looks like `path`; None when none does."""
+    if len(path) > MAX_QUOTED_CHARS:  # no typing mistake, and the comparison is quadratic
+        return None
+    methods = {route: methods[0] for route, methods, _ in _ROUTES if "{" not in route}
+    near = difflib.get_close_matches(path, methods, n=1, cutoff=0.7)
+    return f"{methods[near[0]]} {near[0]}" if near else None

@@ -17,7 +17,8 @@ from gguf.gguf_reader import ReaderTensor
 from gguf.quants import dequantize, quantize
 
 from ..model_files.chat_template import read_chat_template
-from ..model_files.config import read_config, read_eos_token_ids
+from ..model_files.config import read_config
+from ..model_files.end_tokens import read_end_tokens
 from ..model_files.errors import ModelError
 from ..model_files.gguf_file import metadata, open_gguf
 from ..model_files.tokenizer import load_tokenizer, read_special_tokens
@@ -51,7 +52,7 @@ def write_hf_directory(gguf: str, directory: Path) -> None:
     part = _beside(directory)
     part.mkdir(parents=True)
     tokenizer = load_tokenizer(gguf)
-    ends = {"eos_token_id": list(read_eos_token_ids(gguf))}
+    ends = {"eos_token_id": list(read_end_tokens(gguf).ids)}
     config = read_config(gguf)
     config |= {"model_type": "llama", "torch_dtype": "bfloat16", **ends}
     _write_json(part / "config.json", config)

@@ -6,11 +6,12 @@ Called by the front, which renders it. Rendering and messages do not enter.
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelError
+from .errors import ModelError, names_the_file
 from .gguf_file import metadata, open_gguf
 from .tokenizer import tokenizer_config
 
 
+@names_the_file
 def read_chat_template(path: str) -> str | None:
     """Jinja source, or None if the model has no template. Raises ModelError.
 

@@ -1,18 +1,18 @@
-"""What a model's files say about its shape and its end tokens, as plain values, without torch.
+"""What a model's files say about its shape, as plain values, without torch.
 
-`read_config` speaks config.json's language whatever the file format; the scheduler parses its
-answer and decides what it can run. Tensors, tokenizers and that decision do not belong here.
+`read_config` gives the words of config.json whatever the file format; the scheduler parses them and
+decides what it can run. Tensors, tokenizers and that decision do not belong here.
 """
 
 import math
 from pathlib import Path
 from typing import Any
 
-import orjson
 from gguf import GGUFReader
 
-from .errors import ModelError
+from .errors import ModelError, names_the_file
 from .gguf_file import metadata, open_gguf
+from .json_file import read_json_object
 
 GGUF_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -32,75 +32,12 @@ _GGUF_HARMLESS = {
 }
 
 
+@names_the_file
 def read_config(path: str) -> dict[str, Any]:
     """The config of a directory or .gguf file in the words of config.json. Raises ModelError."""
     if path.endswith(".gguf"):
         return _gguf_config(open_gguf(path))
-    return _read_json(Path(path) / "config.json")
-
-
-def read_eos_token_ids(path: str) -> tuple[int, ...]:
-    """Every id that any of the model's files calls an end of text or turn, ascending."""
-    if path.endswith(".gguf"):
-        meta = metadata(open_gguf(path))
-        keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-        found = [meta.get(f"tokenizer.ggml.{key}") for key in keys]
-        return tuple(sorted({int(value) for value in found if value is not None}))
-    directory = Path(path)
-    ids: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (directory / name).is_file():
-            ids.update(_id_list(_read_json(directory / name).get("eos_token_id"), name))
-    return tuple(sorted(ids | _tokenizer_eos(directory)))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return value
-
-
-def _id_list(value: Any, where: str) -> list[int]:  # noqa: ANN401  (any JSON value)
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    for item in values:
-        if type(item) is not int or item < 0:
-            raise ModelError(f"{where}: eos_token_id must be ids, got {value!r}")
-    return values
-
-
-def _tokenizer_eos(directory: Path) -> set[int]:
-    """The id of the eos token that tokenizer_config.json names as a string."""
-    path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return set()
-    config = _read_json(path)
-    eos = config.get("eos_token")
-    text = eos.get("content") if isinstance(eos, dict) else eos
-    if not isinstance(text, str):
-        return set()
-    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
-        if token.get("content") == text:
-            return {int(token_id)}
-    vocabulary = directory / "tokenizer.json"
-    token_id = _look_up(_read_json(vocabulary), text) if vocabulary.is_file() else None
-    return set() if token_id is None else {token_id}
-
-
-def _look_up(tokenizer: dict[str, Any], text: str) -> int | None:
-    for token in tokenizer.get("added_tokens") or []:
-        if token.get("content") == text:
-            return int(token["id"])
-    vocab = (tokenizer.get("model") or {}).get("vocab")
-    if isinstance(vocab, dict):
-        found = vocab.get(text)
-        return None if found is None else int(found)
-    # Unigram models list [piece, score] in the order of ids.
-    pieces = [entry[0] for entry in vocab or []]
-    return pieces.index(text) if text in pieces else None
+    return read_json_object(Path(path) / "config.json", required=True)
 
 
 # GGUF from here on: the keys are those of the format's specification (ggml-org/ggml, docs/gguf.md).

@@ -14,6 +14,8 @@ from gguf import GGUFReader, GGUFValueType
 
 from .errors import ModelError
 
+Metadata = dict[str, Any]
+
 
 class _Reader(GGUFReader):
     """The package's reader, except that an array is taken in one go.
@@ -64,6 +66,55 @@ def open_gguf(path: str | Path) -> GGUFReader:
     return reader
 
 
-def metadata(reader: GGUFReader) -> dict[str, Any]:
-    """All key-value pairs; arrays as lists."""
-    return {name: field.contents() for name, field in reader.fields.items()}
+def metadata(reader: GGUFReader) -> Metadata:
+    """All key-value pairs; arrays as lists. Raises ModelError for text that is not UTF-8."""
+    found: Metadata = {}
+    for name, field in reader.fields.items():
+        try:
+            found[name] = field.contents()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{_file_name(reader)}: {name} is not UTF-8: {error}") from error
+    return found
+
+
+def text(meta: Metadata, key: str) -> str | None:
+    """The value of a key that holds text; None if it is absent. Raises ModelError."""
+    value = meta.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ModelError(f"{key} must be text, got {value!r:.80}")
+    return value
+
+
+def integer(meta: Metadata, key: str) -> int | None:
+    value = meta.get(key)
+    if value is not None and type(value) is not int:
+        raise ModelError(f"{key} must be an integer, got {value!r:.80}")
+    return value
+
+
+def flag(meta: Metadata, key: str, default: bool) -> bool:
+    value = meta.get(key, default)
+    if type(value) is not bool:
+        raise ModelError(f"{key} must be true or false, got {value!r:.80}")
+    return value
+
+
+def texts(meta: Metadata, key: str) -> list[str]:
+    """The entries of an array of texts; empty if the key is absent."""
+    return _entries(meta, key, str, "texts")
+
+
+def numbers(meta: Metadata, key: str) -> list[int | float]:
+    return _entries(meta, key, (int, float), "numbers")
+
+
+def _entries(meta: Metadata, key: str, kind: type | tuple[type, ...], what: str) -> list[Any]:
+    values = meta.get(key, [])
+    # An array has one type: its first entry tells that of all.
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values[:1]):
+        raise ModelError(f"{key} must be an array of {what}")
+    return values
+
+
+def _file_name(reader: GGUFReader) -> str:
+    return str(getattr(reader.data, "filename", "the GGUF file"))

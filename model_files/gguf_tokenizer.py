@@ -1,13 +1,12 @@
 """A tokenizer built from the vocabulary inside a GGUF file: byte-level BPE or SentencePiece BPE.
 
-Called by `tokenizer`. What the file says in one word, the name of its pre-tokenizer, is spelled out
-here in a table; a name that is not in it is refused, since a guess would change every prompt. Key
-names and token types are those of the GGUF specification, behaviour is llama.cpp's.
+Called by `tokenizer`; `gguf_vocabulary` reads and checks what the file says. The name of a
+pre-tokenizer is spelled out here in a table; a name that is not in it is refused, since a guess
+would change every prompt. Behaviour is llama.cpp's.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, processors
@@ -15,9 +14,9 @@ from tokenizers import decoders as dec
 from tokenizers import pre_tokenizers as pre
 
 from .errors import ModelError
-from .sentencepiece_vocab import SPACE, derive_merges
-
-Metadata = dict[str, Any]
+from .gguf_file import Metadata, flag, integer, text
+from .gguf_vocabulary import gguf_special_tokens, read_vocabulary
+from .sentencepiece_vocab import SPACE
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -67,7 +66,7 @@ _PRE_TOKENIZERS = {
 
 def gguf_tokenizer(meta: Metadata) -> Tokenizer:
     """Raises ModelError for a kind of vocabulary or a pre-tokenizer that is not known."""
-    kind = meta.get("tokenizer.ggml.model")
+    kind = text(meta, "tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level_bpe(meta)
     if kind == "llama":
@@ -75,33 +74,21 @@ def gguf_tokenizer(meta: Metadata) -> Tokenizer:
     raise ModelError(f"tokenizer.ggml.model {kind!r} is not supported; known: gpt2, llama")
 
 
-def gguf_tokenizer_size(meta: Metadata) -> int:
-    """Ids that can be spelled: rows of type UNUSED at the end only fill up the embedding."""
-    size = len(_tokens(meta))
-    types = _token_types(meta)
-    while size and types[size - 1] == TokenType.UNUSED:
-        size -= 1
-    return size
-
-
-def gguf_special_tokens(meta: Metadata) -> dict[str, str]:
-    tokens = _tokens(meta)
-    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {role: meta.get(f"tokenizer.ggml.{key}_token_id") for role, key in keys.items()}
-    return {role: tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
-
-
 def _byte_level_bpe(meta: Metadata) -> Tokenizer:
-    name = meta.get("tokenizer.ggml.pre", "default")
+    name = text(meta, "tokenizer.ggml.pre") or "default"
     if name not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise ModelError(f"tokenizer.ggml.pre {name!r} is not supported; known: {known}")
     rules = _PRE_TOKENIZERS[name]
     if "tokenizer.ggml.merges" not in meta:
         raise ModelError("the GGUF file has a gpt2 vocabulary but no tokenizer.ggml.merges")
-    vocab = {token: token_id for token_id, token in enumerate(_tokens(meta))}
+    vocabulary = read_vocabulary(meta)
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=_merges(meta), ignore_merges=rules.ignore_merges)
+        models.BPE(
+            vocab=_ids(vocabulary.tokens),
+            merges=vocabulary.merges,
+            ignore_merges=rules.ignore_merges,
+        )
     )
     if rules.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -109,7 +96,7 @@ def _byte_level_bpe(meta: Metadata) -> Tokenizer:
     byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre.Sequence([*splits, byte_level])
     tokenizer.decoder = dec.ByteLevel()
-    _add_tokens(tokenizer, zip(_tokens(meta), _token_types(meta), strict=True))
+    _add_tokens(tokenizer, zip(vocabulary.tokens, vocabulary.types, strict=True))
     _add_bos(tokenizer, meta, rules.adds_bos)
     return tokenizer
 
@@ -117,38 +104,44 @@ def _byte_level_bpe(meta: Metadata) -> Tokenizer:
 def _sentencepiece_bpe(meta: Metadata) -> Tokenizer:
     if meta.get("tokenizer.ggml.precompiled_charsmap"):
         raise ModelError("a SentencePiece vocabulary with a normalisation map is not supported")
-    types = _token_types(meta)
+    vocabulary = read_vocabulary(meta)
     # A user-defined token is matched in the text as the user writes it.
     tokens = [
         token.replace(SPACE, " ") if kind == TokenType.USER_DEFINED else token
-        for token, kind in zip(_tokens(meta), types, strict=True)
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
-    if "tokenizer.ggml.merges" in meta:
-        merges = _merges(meta)
-    else:
-        pieces = [i for i, kind in enumerate(types) if kind == TokenType.NORMAL]
-        merges = derive_merges(tokens, _scores(meta, len(tokens)), pieces)
-    unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: token_id for token_id, token in enumerate(tokens)},
-            merges=merges,
-            unk_token=tokens[unknown],
+            vocab=_ids(tokens),
+            merges=vocabulary.merges,
+            unk_token=_unknown(meta, tokens),
             fuse_unk=True,
-            byte_fallback=TokenType.BYTE in types,
+            byte_fallback=TokenType.BYTE in vocabulary.types,
         )
     )
     # Every stretch of plain text gets the space in front, also after a special token.
-    prefixed = meta.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = flag(meta, "tokenizer.ggml.add_space_prefix", True)
     front = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
     back = [dec.Strip(" ", 1, 0)] if prefixed else []
     tokenizer.decoder = dec.Sequence(
         [dec.Replace(SPACE, " "), dec.ByteFallback(), dec.Fuse(), *back]
     )
-    _add_tokens(tokenizer, zip(tokens, types, strict=True))
+    _add_tokens(tokenizer, zip(tokens, vocabulary.types, strict=True))
     _add_bos(tokenizer, meta, True)
     return tokenizer
+
+
+def _ids(tokens: list[str]) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(tokens)}
+
+
+def _unknown(meta: Metadata, tokens: list[str]) -> str:
+    key = "tokenizer.ggml.unknown_token_id"
+    unknown = integer(meta, key) or 0
+    if not 0 <= unknown < len(tokens):
+        raise ModelError(f"{key} is {unknown}, but the file has {len(tokens)} tokens")
+    return tokens[unknown]
 
 
 def _add_tokens(tokenizer: Tokenizer, typed_tokens: Iterable[tuple[str, int]]) -> None:
@@ -165,7 +158,7 @@ def _add_tokens(tokenizer: Tokenizer, typed_tokens: Iterable[tuple[str, int]]) -
 
 
 def _add_bos(tokenizer: Tokenizer, meta: Metadata, by_default: bool) -> None:
-    if not meta.get("tokenizer.ggml.add_bos_token", by_default):
+    if not flag(meta, "tokenizer.ggml.add_bos_token", by_default):
         return
     bos = gguf_special_tokens(meta).get("bos_token")
     if bos is None:
@@ -175,35 +168,3 @@ def _add_bos(tokenizer: Tokenizer, meta: Metadata, by_default: bool) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[bos, "$A"], special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
-
-
-def _tokens(meta: Metadata) -> list[str]:
-    tokens: list[str] = meta.get("tokenizer.ggml.tokens", [])
-    if not tokens:
-        raise ModelError("the GGUF file has no tokenizer.ggml.tokens")
-    return tokens
-
-
-def _token_types(meta: Metadata) -> list[int]:
-    count = len(_tokens(meta))
-    types: list[int] = meta.get("tokenizer.ggml.token_type", [int(TokenType.NORMAL)] * count)
-    if len(types) != count:
-        raise ModelError(f"the GGUF file has {count} tokens but {len(types)} token types")
-    return types
-
-
-def _merges(meta: Metadata) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for line in meta["tokenizer.ggml.merges"]:
-        left, space, right = line.partition(" ")
-        if not (left and space and right):
-            raise ModelError(f"tokenizer.ggml.merges holds {line!r}, which is no pair")
-        pairs.append((left, right))
-    return pairs
-
-
-def _scores(meta: Metadata, count: int) -> list[float]:
-    scores: list[float] = meta.get("tokenizer.ggml.scores", [])
-    if len(scores) != count:
-        raise ModelError(f"the GGUF file has {count} tokens but {len(scores)} scores")
-    return scores

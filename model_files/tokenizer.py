@@ -11,14 +11,47 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from .errors import ModelError
+from .errors import ModelError, names_the_file
 from .gguf_file import metadata, open_gguf
-from .gguf_tokenizer import gguf_special_tokens, gguf_tokenizer, gguf_tokenizer_size
+from .gguf_tokenizer import gguf_tokenizer
+from .gguf_vocabulary import gguf_special_tokens, gguf_tokenizer_size
+from .json_file import read_json_object
+
+
+class AddedTokenFields(msgspec.Struct):
+    """A token as tokenizer.json and tokenizer_config.json write it."""
+
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool | None = None
+    lstrip: bool | None = None
+    rstrip: bool | None = None
+    normalized: bool | None = None
+
+    def flags(self) -> dict[str, bool]:
+        """Those that the file sets, as arguments of the library's AddedToken."""
+        names = ("single_word", "lstrip", "rstrip", "normalized")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None} | {
+            "special": self.special
+        }
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+    added_tokens: list[AddedTokenFields] = []
+
 
 # Roles that chat templates may name; each is a variable of the template when the model has it.
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
+@names_the_file
 def load_tokenizer(path: str) -> Tokenizer:
     """The tokenizer of a directory or .gguf file. Raises ModelError, naming what is missing.
 
@@ -53,6 +86,7 @@ def text_encoding(tokenizer: Tokenizer, text: str) -> Encoding:
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
+@names_the_file
 def tokenizer_size(path: str) -> int:
     """The number of ids that the tokenizer can spell: its highest id plus one.
 
@@ -60,24 +94,41 @@ def tokenizer_size(path: str) -> int:
     """
     if path.endswith(".gguf"):
         return gguf_tokenizer_size(metadata(open_gguf(path)))
-    file = _tokenizer_json(Path(path))
-    try:
-        sizes = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
-    vocab = sizes.model.vocab
+    file = _tokenizer_file(_tokenizer_json(Path(path)))
+    vocab = file.model.vocab
     ids = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values())
-    ids += [token.id for token in sizes.added_tokens]
-    ids += [int(token_id) for token_id in tokenizer_config(path).get("added_tokens_decoder", {})]
-    return max(ids, default=-1) + 1
+    return max([*ids, *(token.id for token in _added(file, path))], default=-1) + 1
 
 
+def read_added_tokens(path: str) -> list[AddedTokenFields]:
+    """The tokens of a directory that are matched in text first; none without a tokenizer.json."""
+    file = Path(path) / "tokenizer.json"
+    return _added(_tokenizer_file(file) if file.is_file() else _TokenizerFile(_Model({})), path)
+
+
+def token_id(path: str, text: str) -> int | None:
+    """The id that a directory's files give a token."""
+    for token in reversed(read_added_tokens(path)):
+        if token.content == text:
+            return token.id
+    file = Path(path) / "tokenizer.json"
+    vocab = _tokenizer_file(file).model.vocab if file.is_file() else {}
+    if isinstance(vocab, dict):
+        return vocab.get(text)
+    # Unigram models list [piece, score] in the order of ids.
+    return next((i for i, entry in enumerate(vocab) if entry[0] == text), None)
+
+
+@names_the_file
 def read_special_tokens(path: str) -> dict[str, str]:
     """Role -> token, for the SPECIAL_ROLES that the files name."""
     if path.endswith(".gguf"):
         return gguf_special_tokens(metadata(open_gguf(path)))
     found: dict[str, str] = {}
-    for config in (_read_json(Path(path) / "special_tokens_map.json"), tokenizer_config(path)):
+    for config in (
+        read_json_object(Path(path) / "special_tokens_map.json"),
+        tokenizer_config(path),
+    ):
         for role in SPECIAL_ROLES:
             value = config.get(role)
             text = value.get("content") if isinstance(value, dict) else value
@@ -88,20 +139,7 @@ def read_special_tokens(path: str) -> dict[str, str]:
 
 def tokenizer_config(path: str) -> dict[str, Any]:
     """tokenizer_config.json of a directory; empty if there is none. Raises ModelError."""
-    return _read_json(Path(path) / "tokenizer_config.json")
-
-
-class _Model(msgspec.Struct):
-    vocab: dict[str, int] | list[Any]
-
-
-class _Added(msgspec.Struct):
-    id: int
-
-
-class _TokenizerFile(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_Added] = []
+    return read_json_object(Path(path) / "tokenizer_config.json")
 
 
 def _tokenizer_json(directory: Path) -> Path:
@@ -116,29 +154,43 @@ def _tokenizer_json(directory: Path) -> Path:
     raise ModelError(f"{directory} has no tokenizer.json")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+def _tokenizer_file(file: Path) -> _TokenizerFile:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _added(file: _TokenizerFile, path: str) -> list[AddedTokenFields]:
+    """Those of tokenizer.json, then those that tokenizer_config.json declares."""
+    return [*file.added_tokens, *_declared(tokenizer_config(path)).values()]
+
+
+def _declared(config: dict[str, Any]) -> dict[int, AddedTokenFields]:
+    """Tokens of tokenizer_config.json by id. Raises ModelError."""
+    where = "tokenizer_config.json: added_tokens_decoder"
+    try:
+        listed = msgspec.convert(
+            config.get("added_tokens_decoder") or {}, dict[str, dict[str, Any]]
+        )
+        return {
+            int(key): msgspec.convert({**fields, "id": int(key)}, AddedTokenFields)
+            for key, fields in listed.items()
+        }
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ModelError(f"{where}: {error}") from error
 
 
 def _add_declared_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     """Tokens that only tokenizer_config.json declares, under the ids it gives them."""
-    declared = config.get("added_tokens_decoder", {})
     known = tokenizer.get_added_tokens_decoder()
-    for token_id in sorted(int(key) for key in declared):
+    for token_id, fields in sorted(_declared(config).items()):
         if token_id in known:
             continue
-        fields = dict(declared[str(token_id)])
-        text = fields.pop("content")
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        token = AddedToken(text, **{name: bool(fields[name]) for name in flags if name in fields})
+        token = AddedToken(fields.content, **fields.flags())
         tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens([token])
-        if tokenizer.token_to_id(text) != token_id:
+        if tokenizer.token_to_id(fields.content) != token_id:
             raise ModelError(
-                f"tokenizer_config.json gives {text!r} the id {token_id}, "
-                f"but tokenizer.json leads to {tokenizer.token_to_id(text)}"
+                f"tokenizer_config.json gives {fields.content!r} the id {token_id}, "
+                f"but tokenizer.json leads to {tokenizer.token_to_id(fields.content)}"
             )

@@ -9,7 +9,7 @@ import logging
 import msgspec
 import zmq
 
-from ..model_files.config import read_eos_token_ids
+from ..model_files.end_tokens import EndTokens, read_end_tokens
 from ..wire import codec
 from ..wire.channel import Mailbox, Outbox
 from ..wire.child import ChildLife
@@ -41,16 +41,17 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     ask_for_usual_slices()  # the threads that carry messages are there by now
     shard = join(0, config.links.run_dir, config.execution)
     scheduling = resolve_scheduling(config.scheduling, choose_device(config.execution.device))
+    ends = read_end_tokens(config.model.model)  # before the weights: it may refuse the files
     runner = make_model_runner(config.model, scheduling, config.execution, config.lora, shard)
-    eos = read_eos_token_ids(config.model.model)
-    info = _info(scheduling, runner, eos)
+    _log_end_tokens(ends)
+    info = _info(scheduling, runner, ends.ids)
     log.info("%s", step_sizes(scheduling))
     log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
     limits = Limits(
         vocab_size=info.vocab_size,
         context_length=info.context_length,
         pool_tokens=info.max_total_tokens,
-        eos_token_ids=frozenset(eos),
+        eos_token_ids=frozenset(ends.ids),
         max_loras=config.lora.max_loras_per_batch,
     )
     scheduler = Scheduler(scheduling, limits, runner.facts.num_pages)
@@ -74,6 +75,19 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     outbox.close()
     context.term()
     return 0
+
+
+def _log_end_tokens(ends: EndTokens) -> None:
+    if ends.tokens:
+        log.info("answers end with %s", "; ".join(map(str, ends.tokens)))
+    else:
+        log.warning("the model's files name no end token: answers end by their length")
+    if ends.mistyped:
+        log.warning(
+            "the GGUF file types these tokens as ordinary text, which no text would ever become; "
+            "each is taken as one token: %s",
+            " ".join(ends.mistyped),
+        )
 
 
 def _kv_events(

@@ -1,4 +1,4 @@
-"""read_config and read_eos_token_ids over the files of a directory, and broken files."""
+"""read_config over the files of a directory, the metadata of GGUF files, and broken files."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 
-from tokenloom.model_files.config import read_config, read_eos_token_ids
+from tokenloom.model_files.config import read_config
 from tokenloom.model_files.errors import ModelError
 from tokenloom.model_files.gguf_file import metadata, open_gguf
 
@@ -30,53 +30,6 @@ def test_broken_config(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
         read_config(str(tmp_path))
-
-
-def test_eos_is_the_union_over_the_files(tmp_path: Path) -> None:
-    path = write(tmp_path, config={"eos_token_id": 7})
-    assert read_eos_token_ids(path) == (7,)
-    write(tmp_path, generation_config={"eos_token_id": [9, 7]})
-    assert read_eos_token_ids(path) == (7, 9)
-    write(
-        tmp_path,
-        tokenizer_config={"eos_token": "<end>"},
-        tokenizer={"added_tokens": [{"id": 3, "content": "<end>"}], "model": {"vocab": {}}},
-    )
-    assert read_eos_token_ids(path) == (3, 7, 9)
-
-
-def test_no_eos_anywhere(tmp_path: Path) -> None:
-    assert read_eos_token_ids(write(tmp_path, config={"eos_token_id": None})) == ()
-
-
-@pytest.mark.parametrize(
-    ("tokenizer_config", "tokenizer", "expected"),
-    [
-        ({"eos_token": {"content": "</s>"}}, {"model": {"vocab": {"</s>": 2}}}, (2,)),
-        ({"eos_token": "</s>"}, {"model": {"vocab": [["a", 0], ["</s>", -1]]}}, (1,)),
-        ({"eos_token": "</s>"}, {"model": {"vocab": {"a": 0}}}, ()),
-        ({"eos_token": None}, {"model": {"vocab": {"a": 0}}}, ()),
-        (
-            {"eos_token": "</s>", "added_tokens_decoder": {"4": {"content": "</s>"}}},
-            {"model": {"vocab": {"</s>": 2}}},
-            (4,),
-        ),
-    ],
-)
-def test_eos_as_a_string(
-    tokenizer_config: dict[str, Any],
-    tokenizer: dict[str, Any],
-    expected: tuple[int, ...],
-    tmp_path: Path,
-) -> None:
-    path = write(tmp_path, config={}, tokenizer_config=tokenizer_config, tokenizer=tokenizer)
-    assert read_eos_token_ids(path) == expected
-
-
-@pytest.mark.parametrize("value", ["2", -1, [1, "x"], True, {"a": 1}])
-def test_eos_that_is_no_id(value: object, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json: eos_token_id"):
-        read_eos_token_ids(write(tmp_path, config={"eos_token_id": value}))
 
 
 def gguf_file(path: Path) -> gguf.GGUFWriter:

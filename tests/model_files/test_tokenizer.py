@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from tokenloom.model_files.chat_template import read_chat_template
 from tokenloom.model_files.errors import ModelError
-from tokenloom.model_files.gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_size
+from tokenloom.model_files.gguf_tokenizer import gguf_tokenizer
+from tokenloom.model_files.gguf_vocabulary import gguf_tokenizer_size
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.model_files.tokenizer import load_tokenizer, read_special_tokens, tokenizer_size
 

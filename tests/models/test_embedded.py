@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tokenloom.model_files.config import read_eos_token_ids
+from tokenloom.model_files.end_tokens import read_end_tokens
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
 
@@ -53,4 +53,4 @@ def test_logits_and_greedy_ids_equal_transformers(
 
 
 def test_end_token(path: Path) -> None:
-    assert read_eos_token_ids(str(path)) == (2,)
+    assert read_end_tokens(str(path)).ids == (0, 2)

@@ -12,7 +12,8 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from tokenloom.model_files.config import read_config, read_eos_token_ids
+from tokenloom.model_files.config import read_config
+from tokenloom.model_files.end_tokens import read_end_tokens
 from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.models.config import parse_spec
 from tokenloom.scheduler_proc.models.gguf_weights import _values
@@ -281,7 +282,7 @@ def test_end_tokens_and_sizes_come_from_the_file(
     model = checkpoint(transformers.Qwen3Config, head_dim=32)
     path = tmp_path / "model.gguf"
     write_model(new_writer(path, model, "qwen3"), model, "qwen3", Kind.F32)
-    assert read_eos_token_ids(str(path)) == (3, 5)
+    assert read_end_tokens(str(path)).ids == (3, 5)
     spec = parse_spec(read_config(str(path)))
     assert (spec.vocab_size, spec.head_dim, spec.num_kv_heads) == (97, 32, 2)
     assert spec.qk_norm

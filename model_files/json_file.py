@@ -1,0 +1,18 @@
+"""Reads a JSON object from a model's directory. Called by the readers of config and tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import ModelError
+
+
+def read_json_object(file: Path, *, required: bool = False) -> dict[str, Any]:
+    """Empty if there is no such file and it is not required. Raises ModelError."""
+    if not required and not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error

@@ -119,6 +119,24 @@ def test_token_types_and_bos() -> None:
         gguf_tokenizer(byte_meta(add_bos_token=True, bos_token_id=None))
 
 
+def test_markers_that_a_file_types_as_text_are_one_id_each() -> None:
+    tokens = byte_vocab("<|im_start|>", "<|im_end|>", "<think>", "<b>")
+    meta = byte_meta(tokens=tokens, token_type=[1] * 260) | {
+        "tokenizer.chat_template": "{{ '<|im_' + 'start|>' + messages[0].content }}<|im_end|>"
+        "{% if false %}<think>{% endif %}"
+    }
+    tokenizer = gguf_tokenizer(meta)
+    assert tokenizer.encode("<|im_start|>a<|im_end|><think>").ids == [
+        256,
+        tokens.index("a"),
+        257,
+        258,
+    ]
+    # Marks of a model's own text stay visible, and what the template does not use is text.
+    assert tokenizer.decode([256, 257, 258]) == "<think>"
+    assert tokenizer.encode("<b>").tokens == ["<", "b", ">"]
+
+
 def test_llama3_takes_a_whole_word_without_merging() -> None:
     tokens, merges = byte_vocab("ab", "abc"), ["a b"]
     assert [

@@ -119,6 +119,7 @@ def _converter(hint: object, kind: inspect.Type) -> Callable[[str], object]:
 
     def convert(text: str) -> object:
         try:
+            text.encode()  # bytes of the command line that are no UTF-8 are no text
             value: object = msgspec.convert(read(text), hint)
         except (ValueError, msgspec.ValidationError) as error:
             raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from error
@@ -134,8 +135,9 @@ def _item_converter(hint: object, form: str) -> Callable[[str], object]:
 
     def convert(text: str) -> object:
         try:
+            text.encode()
             (item,) = msgspec.convert([text], hint)
-        except msgspec.ValidationError as error:
+        except (UnicodeEncodeError, msgspec.ValidationError) as error:
             raise argparse.ArgumentTypeError(f"must be {form}, got {text!r}") from error
         return item
 
@@ -151,7 +153,7 @@ def _wanted(kind: inspect.Type) -> str:
         case inspect.FloatType():
             return "a number" + _bounds(kind)
         case inspect.StrType():
-            return "text"
+            return "text in UTF-8"
     raise TypeError(f"a config field of type {kind} has no form as a flag")
 
 

@@ -21,10 +21,10 @@ from tokenloom.child_process import ChildProcess, ChildState, how_it_ended
 from tokenloom.flags import parse_flags
 from tokenloom.model_files.errors import ModelError
 from tokenloom.model_files.resolve import model_name, resolve_model
-from tokenloom.run_dir import run_directory
+from tokenloom.run_dir import NoRunDirectory, run_directory
 from tokenloom.wire import codec
 from tokenloom.wire import log as log_format
-from tokenloom.wire.channel import AddressTooLong, Mailbox, Outbox
+from tokenloom.wire.channel import AddressTooLong, CannotBind, Mailbox, Outbox
 from tokenloom.wire.config import (
     DetokenizerConfig,
     FrontConfig,
@@ -50,7 +50,9 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    return launch(parse_flags(argv))
+    status = launch(parse_flags(argv))
+    log_format.let_go()
+    return status
 
 
 def launch(config: ServerConfig) -> int:
@@ -74,7 +76,7 @@ def serve(config: ServerConfig, commands: Mapping[str, Sequence[str]] = COMMANDS
         try:
             with run_directory() as run_dir:
                 return Launcher(config, Links(run_dir), stop).run(commands)
-        except AddressTooLong as error:
+        except (AddressTooLong, CannotBind, NoRunDirectory) as error:
             log.error("%s", error)
             return 1
 
@@ -123,6 +125,7 @@ class Launcher:
         self._children: dict[str, ChildProcess] = {}
         self._last_words: dict[str, str] = {}
         self._url = ""
+        self._started = time.monotonic()
 
     def run(self, commands: Mapping[str, Sequence[str]]) -> int:
         try:
@@ -157,11 +160,11 @@ class Launcher:
 
     def _announce(self) -> None:
         # The second half is the line that scripts written for SGLang wait for.
-        print(
+        log_format.say(
             f"tokenloom is serving {self._config.model.served_model_name} at {self._url} - "
-            "The server is fired up and ready to roll!",
-            flush=True,
+            "The server is fired up and ready to roll!"
         )
+        log.info("ready after %.1f s", time.monotonic() - self._started)
 
     def _supervise(self) -> None:
         while not self._stop.received:

@@ -22,16 +22,28 @@ PREFIX = "tokenloom-run-"
 log = logging.getLogger(__name__)
 
 
+class NoRunDirectory(ValueError):
+    """No run directory can be made; the message says where, why, and what to change."""
+
+
 @contextmanager
 def run_directory() -> Iterator[str]:
     """A fresh directory under TMPDIR for the time of the block.
 
-    Raises channel.AddressTooLong where the platform's limit for socket paths forbids it.
+    Raises channel.AddressTooLong where the platform's limit for socket paths forbids it, and
+    NoRunDirectory where the system refuses.
     """
-    base = tempfile.gettempdir()
-    for path in Path(base).glob(f"{PREFIX}*"):
-        _remove_if_stale(path)
-    path, lock = _create(base)
+    try:
+        base = tempfile.gettempdir()
+        for path in Path(base).glob(f"{PREFIX}*"):
+            _remove_if_stale(path)
+        path, lock = _create(base)
+    except OSError as error:
+        where = f" in {Path(error.filename).parent}" if error.filename else ""
+        raise NoRunDirectory(
+            f"cannot make a directory for the server's sockets{where}: {error.strerror}. Set "
+            "TMPDIR to a directory with room that you may write to."
+        ) from error
     try:
         check_ipc_path(Links(str(path)).detokenizer)  # the longest name in it
         yield str(path)

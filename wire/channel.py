@@ -6,6 +6,7 @@ never block: what may pile up is bounded at the front's doors, not here.
 """
 
 import logging
+import os
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,6 +27,10 @@ class AddressTooLong(ValueError):
     """An ipc path above the platform's limit; the message says what to change."""
 
 
+class CannotBind(ValueError):
+    """A mailbox cannot be made; the message says where and why."""
+
+
 def check_ipc_path(address: str) -> None:
     path = address.removeprefix("ipc://")
     if len(path.encode()) > IPC_PATH_LIMIT:
@@ -40,6 +45,16 @@ def _options(socket: "zmq.Socket[Any]") -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+
+
+def _bind(socket: "zmq.Socket[Any]", address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise CannotBind(
+            f"cannot make the socket {address}: {os.strerror(error.errno or 0)}"
+        ) from error
 
 
 class _Decoding(Generic[M]):
@@ -89,7 +104,7 @@ class Mailbox(Generic[M]):
         check_ipc_path(address)
         self._socket = context.socket(zmq.PULL)
         _options(self._socket)
-        self._socket.bind(address)
+        _bind(self._socket, address)
         self._decoding = _Decoding(decoder)
 
     def receive(self, timeout_ms: int | None = 0) -> list[M]:
@@ -114,7 +129,7 @@ class AsyncMailbox(Generic[M]):
         check_ipc_path(address)
         self._socket = context.socket(zmq.PULL)
         _options(self._socket)
-        self._socket.bind(address)
+        _bind(self._socket, address)
         self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         self._decoding = _Decoding(decoder)
 

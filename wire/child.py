@@ -91,8 +91,7 @@ def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], in
         _report(_innermost(error), life)
         status = 1
     # What main left behind, be it threads, sockets or torch's teardown, must not hold up the end.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log_format.let_go()
     os._exit(status)
 
 

@@ -21,14 +21,22 @@ DEADLINE_S = 20.0
 class ServerSet:
     """One launcher with its fake children, which are known by their working directory."""
 
-    def __init__(self, tmpdir: Path, runtime: RuntimeConfig, behaviours: dict[str, str]) -> None:
+    def __init__(
+        self,
+        tmpdir: Path,
+        runtime: RuntimeConfig,
+        behaviours: dict[str, str],
+        redirect: str = "",
+        model_name: str = "fake-model",
+    ) -> None:
         self.tmpdir = tmpdir
         self._home = Path(tempfile.mkdtemp(prefix="tl"))
         config = ServerConfig(
-            model=ModelConfig(model="/fake", served_model_name="fake-model"), runtime=runtime
+            model=ModelConfig(model="/fake", served_model_name=model_name), runtime=runtime
         )
         self.process = subprocess.Popen(
             [
+                *("sh", "-c", f'exec "$@" {redirect}', "sh"),
                 sys.executable,
                 str(Path(__file__).with_name("fake_set.py")),
                 msgspec.json.encode(config).decode(),
@@ -99,17 +107,22 @@ def short_tmp() -> Iterator[Path]:
 
 @pytest.fixture
 def start_set(short_tmp: Path) -> Iterator[Callable[..., ServerSet]]:
-    """start_set(scheduler="crash at start", start_timeout=2.0): behaviours and runtime fields."""
+    """start_set(scheduler="crash at start", start_timeout=2.0): behaviours and runtime fields.
+
+    `redirect` is what a shell makes of the launcher's standard streams.
+    """
     started: list[ServerSet] = []
 
     def start(
         start_timeout: float = 20.0,
         drain_timeout: float = 20.0,
         tmpdir: Path = short_tmp,
+        redirect: str = "",
+        model_name: str = "fake-model",
         **names: str,
     ) -> ServerSet:
         runtime = RuntimeConfig(start_timeout=start_timeout, drain_timeout=drain_timeout)
-        started.append(ServerSet(tmpdir, runtime, names))
+        started.append(ServerSet(tmpdir, runtime, names, redirect, model_name))
         return started[-1]
 
     yield start

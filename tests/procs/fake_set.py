@@ -13,9 +13,9 @@ config, *behaviours = sys.argv[1:]
 behaviour = dict(item.split("=") for item in behaviours)
 script = str(Path(__file__).with_name("fake_child.py"))
 log.configure("launcher", "info")
-sys.exit(
-    serve(
-        msgspec.json.decode(config, type=ServerConfig),
-        {name: (sys.executable, script, name, behaviour.get(name, "well")) for name in COMMANDS},
-    )
+status = serve(
+    msgspec.json.decode(config, type=ServerConfig),
+    {name: (sys.executable, script, name, behaviour.get(name, "well")) for name in COMMANDS},
 )
+log.let_go()  # as launch.main ends
+sys.exit(status)

@@ -88,6 +88,8 @@ def test_flag_sets_its_field_and_no_other(
         (["--tp", "4", "--lora-root", "/x"], "--tp 4", "not with --lora-root"),
         (["--log-level"], "--log-level", "expected one argument"),
         (["--page", "4"], "--page", "unrecognized"),
+        (["--served-model-name", "\udcff"], "--served-model-name", "text in UTF-8"),
+        (["--lora", "a=/\udcff"], "--lora", "NAME=PATH[,pinned]"),
         (["model.gguf"], "model.gguf", "unrecognized"),
     ],
 )

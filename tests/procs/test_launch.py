@@ -34,6 +34,34 @@ def test_says_one_line_when_serving_and_drains_on_a_signal(
     assert not server.run_dirs()
 
 
+@pytest.mark.parametrize("redirect", [">&-", ">/dev/full", "<&- >&-"])
+def test_standard_output_that_takes_nothing_does_not_matter(
+    start_set: Start, redirect: str
+) -> None:
+    server = start_set(redirect=redirect)
+    logged = ""
+    while "launcher] ready after" not in logged:
+        line = server.process.stderr.readline()
+        assert line, f"the launcher has ended: {logged}"
+        logged += line
+    server.process.terminate()
+    status, after = server.end()
+    assert status == 0
+    assert "Traceback" not in logged + after
+    full = "standard output takes no line (No space left on device): tokenloom is serving fake"
+    assert (full in logged) == (redirect == ">/dev/full")
+
+
+def test_name_that_the_terminal_cannot_spell_is_written_in_ascii(
+    start_set: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    server = start_set(model_name="Grüße")
+    assert server.serving_line().startswith("tokenloom is serving Gr\\xfc\\xdfe at http://fake:1")
+    server.process.terminate()
+    assert server.end()[0] == 0
+
+
 def test_ctrl_c_in_the_terminal_drains_too(start_set: Start) -> None:
     server = start_set()
     server.serving_line()

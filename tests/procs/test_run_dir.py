@@ -1,5 +1,6 @@
 """The run directory: private, held while its launcher lives, reclaimed after, nobody else's."""
 
+import errno
 import os
 import stat
 import tempfile
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.run_dir import PREFIX, run_directory
+from tokenloom.run_dir import PREFIX, NoRunDirectory, run_directory
 from tokenloom.wire.channel import AddressTooLong
 
 
@@ -92,3 +93,17 @@ def test_too_long_a_path_is_refused_with_the_limit(
     with pytest.raises(AddressTooLong, match=r"allows 20\. Set TMPDIR"), run_directory():
         pytest.fail("the directory must not be used")
     assert not list(base.iterdir())
+
+
+@pytest.mark.parametrize("who", ["mkdtemp", "gettempdir"])
+def test_full_disk_is_said_clearly(base: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", f"{base}/x")
+
+    monkeypatch.setattr(tempfile, who, full)
+    with pytest.raises(NoRunDirectory) as refused, run_directory():
+        raise AssertionError("there is no directory")
+    assert str(refused.value) == (
+        f"cannot make a directory for the server's sockets in {base}: No space left on device. "
+        "Set TMPDIR to a directory with room that you may write to."
+    )

@@ -13,6 +13,7 @@ from tokenloom.wire.channel import (
     IPC_PATH_LIMIT,
     AddressTooLong,
     AsyncMailbox,
+    CannotBind,
     Mailbox,
     Outbox,
     check_ipc_path,
@@ -164,3 +165,12 @@ def test_both_ends_check_the_path(context: "zmq.Context[zmq.Socket[bytes]]") -> 
         Mailbox(context, address, codec.to_scheduler())
     with pytest.raises(AddressTooLong):
         AsyncMailbox(zmq.asyncio.Context.shadow(context.underlying), address, codec.to_scheduler())
+
+
+def test_mailbox_that_cannot_be_made_says_where_and_why(
+    context: "zmq.Context[zmq.Socket[bytes]]", tmp_path: Path
+) -> None:
+    address = f"ipc://{tmp_path}/missing/box.sock"
+    with pytest.raises(CannotBind) as refused:
+        Mailbox(context, address, codec.to_scheduler())
+    assert str(refused.value) == f"cannot make the socket {address}: No such file or directory"

@@ -105,7 +105,6 @@ EXTERNAL: dict[str, set[str]] = {
         "wire",
         "launch",
         "client",
-        "tokenizer_proc.doors",
         "tokenizer_proc.server",
         "detokenizer_proc",
         "scheduler_proc",

@@ -92,6 +92,10 @@ class RequestStream:
             finally:
                 self._waiter = None
 
+    def abort(self) -> None:
+        """Have the scheduler end the request; its last row comes with what is still held back."""
+        self._front.abort_stream(self._session)
+
     def close(self) -> None:
         """End the request if it still runs, and the iteration; may be called at any time."""
         self._front.close_stream(self._session)
@@ -291,6 +295,10 @@ class Front:
         self._sessions.submitted(session)
         stream = self._streams[session.rid] = RequestStream(self, session)
         return stream
+
+    def abort_stream(self, session: Session) -> None:
+        if session.rid in self._streams:
+            self._scheduler.send(AbortReq(session.rid))
 
     def close_stream(self, session: Session) -> None:
         if self._sessions.close(session):

@@ -39,6 +39,16 @@ FLUSH_ANSWER_SECONDS = 10.0  # what the scheduler gets beyond it before the fron
 LORA_LOAD_SECONDS = 120.0  # how long a client waits for an adapter to be loaded; 503 after it
 SHUTDOWN_SECONDS = 3  # what connections get to take their last bytes after a drain
 
+MAX_SOCKET_CONNECTIONS = 512  # clients of the socket door; at more, one that greets is closed
+MAX_SOCKET_BYTES = 16 << 20  # one message at the socket door; the connection is closed above it
+MAX_SOCKET_PARTIAL_BYTES = 64 << 20  # unfinished messages of all clients; the oldest is closed
+MAX_SOCKET_UNREAD_BYTES = 512 << 10  # that wait for one client; it is not read from meanwhile
+MAX_SOCKET_QUESTIONS = 64  # of one client that wait for an answer, generate not among them; 503
+SOCKET_HEARTBEAT_SECONDS = 5.0  # a client that misses three is closed
+SOCKET_HANDSHAKE_SECONDS = 10.0
+SOCKET_MESSAGE_SECONDS = 60.0  # from the first to the last byte of one message
+SOCKET_STALL_SECONDS = 10.0  # how long a last word waits for a client that does not read
+
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503
 RETRY_AFTER_LOADING = 5
 RETRY_AFTER_DRAINING = 10

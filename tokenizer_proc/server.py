@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Coroutine, Iterator
 
+import msgspec
 import uvicorn
 import uvloop
 import zmq
@@ -29,14 +30,15 @@ from .adapters import AdapterError
 from .doors.connection import http_protocol
 from .doors.http import HttpDoor
 from .doors.phases import RULES, Rules
+from .doors.router import DoorLimits
 from .doors.socket import SocketDoor
 from .encode import load_text
 from .front import Front
-from .limits import SHUTDOWN_SECONDS
+from .limits import MAX_SOCKET_CONNECTIONS, SHUTDOWN_SECONDS
 from .progress import TICK_S
 
 BACKLOG = 2048
-OTHER_FILES = 256  # open files beside the HTTP connections; clients of the socket door among them
+OTHER_FILES = 256  # open files that are no connection of a client, or one not yet refused
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +137,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with contextlib.ExitStack() as stack:
-        _allow_open_files(config.doors.max_connections + OTHER_FILES)
+        doors, socket_limits = _allow_open_files(config.doors)
         listeners = listen(config.doors.host, config.doors.port)
         for listener in listeners:
             stack.enter_context(listener)
@@ -148,12 +150,12 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
         stack.callback(mailbox.close)
         front = _make_front(config, scheduler)
         address = config.doors.socket or paths.door_address(listeners[0].getsockname()[1])
-        door = SocketDoor(front, address, context)
+        door = SocketDoor(front, address, socket_limits)
         stack.callback(door.close)
         await _run_until(
             stop,
             front,
-            HttpServer.over(front, config.doors),
+            HttpServer.over(front, doors),
             listeners,
             [
                 _read_mail(mailbox, front),
@@ -167,15 +169,38 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
     return 1 if front.failed.is_set() else 0
 
 
-def _allow_open_files(wanted: int) -> None:
-    """Raise the soft limit, where the hard one lets us: at the limit nothing is accepted."""
+def _allow_open_files(doors: DoorConfig) -> tuple[DoorConfig, DoorLimits]:
+    """Raise the soft limit, where the hard one lets us; the connections that each door may hold.
+
+    Each has files of its own: clients of one door cannot take those of the other.
+    """
+    wanted = doors.max_connections + MAX_SOCKET_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning("%d files may be open (ulimit -n); --max-connections needs %d", allowed, wanted)
+    allowed = soft
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == resource.RLIM_INFINITY:
+        allowed = wanted
+    http, sockets = share_files(allowed, doors.max_connections)
+    if http < doors.max_connections:
+        log.warning(
+            "%d files may be open (ulimit -n), --max-connections needs %d: "
+            "%d HTTP connections and %d clients of the socket door are served",
+            *(allowed, wanted, http, sockets),
+        )
+    limited = msgspec.structs.replace(doors, max_connections=http)
+    return limited, DoorLimits(connections=sockets)
+
+
+def share_files(allowed: int, http: int) -> tuple[int, int]:
+    """How many of `allowed` files HTTP connections and clients of the socket door get."""
+    wanted = http + MAX_SOCKET_CONNECTIONS
+    room = max(allowed - OTHER_FILES, 2)
+    if room >= wanted:
+        return http, MAX_SOCKET_CONNECTIONS
+    sockets = max(room * MAX_SOCKET_CONNECTIONS // wanted, 1)
+    return room - sockets, sockets
 
 
 def _make_front(config: FrontConfig, scheduler: Outbox) -> Front:

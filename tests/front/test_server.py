@@ -21,7 +21,7 @@ import pytest
 import zmq
 from front.echo_door import INFO, ByteEncoder, ByteRenderer
 
-from tokenloom.tokenizer_proc import server
+from tokenloom.tokenizer_proc import limits, server
 from tokenloom.wire import codec, paths
 from tokenloom.wire.channel import Mailbox, Outbox
 from tokenloom.wire.config import FrontConfig, Links, ModelConfig
@@ -377,26 +377,40 @@ def test_one_family_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
+ALL_FILES = 2000 + limits.MAX_SOCKET_CONNECTIONS + server.OTHER_FILES
+NO_LIMIT = resource.RLIM_INFINITY
+
+
 @pytest.mark.parametrize(
-    ("limits", "raised", "warned"),
+    ("limited", "raised", "http"),
     [
-        ((1024, 4096), [(2000, 4096)], False),
-        ((1024, resource.RLIM_INFINITY), [(2000, resource.RLIM_INFINITY)], False),
-        ((1024, 1500), [(1500, 1500)], True),
-        ((2000, 2000), [], False),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), [], False),
+        ((1024, 4096), [(ALL_FILES, 4096)], 2000),
+        ((1024, NO_LIMIT), [(ALL_FILES, NO_LIMIT)], 2000),
+        ((1024, 1512), [(1512, 1512)], 1000),  # half of the connections of each door
+        ((ALL_FILES, ALL_FILES), [], 2000),
+        ((NO_LIMIT, NO_LIMIT), [], 2000),
     ],
 )
-def test_as_many_files_as_connections_need(
-    limits: tuple[int, int],
+def test_each_door_has_files_of_its_own(
+    limited: tuple[int, int],
     raised: list[tuple[int, int]],
-    warned: bool,
+    http: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limited)
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: calls.append(both))
-    server._allow_open_files(2000)
+    doors, sockets = server._allow_open_files(DoorConfig(max_connections=2000))
     assert calls == raised
-    assert ("--max-connections" in caplog.text) == warned
+    assert doors.max_connections == http
+    assert sockets.connections == limits.MAX_SOCKET_CONNECTIONS * http // 2000
+    assert ("--max-connections" in caplog.text) == (http < 2000)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 257, 258, 300, 1024, 2815, 2816, 10**6])
+def test_no_door_is_left_without_a_file(allowed: int) -> None:
+    http, sockets = server.share_files(allowed, 2048)
+    assert http >= 1
+    assert sockets >= 1
+    assert http + sockets <= max(allowed - server.OTHER_FILES, 2)

@@ -54,6 +54,9 @@ class FakeStream:
         self.prompt_tokens = len(input_ids)
         self.closed = False
         self.finished = False
+        self.aborted = False
+        self.answers_aborts = True
+        self.held_text = ""
         self._rows: asyncio.Queue[StrOut | None] = asyncio.Queue()
 
     def push(self, text: str, ids: tuple[int, ...] = (), finish: Finish | None = None) -> None:
@@ -68,6 +71,12 @@ class FakeStream:
             raise StopAsyncIteration
         self.finished = row.finish is not None
         return row
+
+    def abort(self) -> None:
+        """As the scheduler and the detokenizer answer it: a last row with the text held back."""
+        self.aborted = True
+        if self.answers_aborts:
+            self.push(self.held_text, (), Finish("abort"))
 
     def close(self) -> None:
         self.closed = True
@@ -123,7 +132,9 @@ class FakeFront:
         self.adapters = FakeAdapters()
         self.streams: list[FakeStream] = []
         self.trouble: Exception | None = None
-        self.slow: asyncio.Event | None = None  # texts are encoded when it is set
+        self.slow: asyncio.Event | None = (
+            None  # texts are encoded and the cache flushed when it is set
+        )
         self.on_submit: Callable[[FakeStream], None] | None = None
 
     async def encode_texts(self, texts: list[str]) -> list[list[int]]:
@@ -136,6 +147,8 @@ class FakeFront:
         return ids
 
     async def flush_cache(self, timeout_s: float) -> int:
+        if self.slow is not None:
+            await self.slow.wait()
         if self.trouble is not None:
             raise self.trouble
         return round(timeout_s * 100)
@@ -214,9 +227,8 @@ async def served(
 ) -> AsyncIterator[Served]:
     """A door on an ipc path inside `place`, or on the address that `place` is."""
     address = place if isinstance(place, str) else f"ipc://{place}/door.sock"
-    context = zmq.asyncio.Context()
     front = front or FakeFront()
-    door = SocketDoor(front, address, context, limits or DoorLimits())
+    door = SocketDoor(front, address, limits or DoorLimits())
     serving = asyncio.create_task(door.serve())
     setup = Served(front, door)
     try:
@@ -226,7 +238,6 @@ async def served(
         setup.close_clients()
         serving.cancel()
         await asyncio.wait([serving])
-        context.destroy()  # lingers: the last words are sent
 
 
 @contextmanager

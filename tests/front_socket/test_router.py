@@ -5,8 +5,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import zmq
-import zmq.asyncio
 from door_fakes import FakeFront, RawClient, run, served
 
 from tokenloom.client import AsyncClient
@@ -16,8 +14,7 @@ from tokenloom.wire import paths
 
 def test_closing_ends_serve(tmp_path: Path) -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
-        door = SocketDoor(FakeFront(), f"ipc://{tmp_path}/door.sock", context)
+        door = SocketDoor(FakeFront(), f"ipc://{tmp_path}/door.sock")
         serving = asyncio.create_task(door.serve())
         client = RawClient(door.address)
         await client.say(type="ping")
@@ -26,7 +23,6 @@ def test_closing_ends_serve(tmp_path: Path) -> None:
         door.close()
         await serving
         client.close()
-        context.term()
 
     run(main())
 
@@ -35,26 +31,22 @@ def test_a_stale_socket_file_is_replaced_and_a_successors_is_kept(tmp_path: Path
     async def main() -> None:
         file = tmp_path / "door.sock"
         address = f"ipc://{file}"
-        context = zmq.asyncio.Context()
-        first = SocketDoor(FakeFront(), address, context)
-        second = SocketDoor(FakeFront(), address, context)  # as after a crash of the first
+        first = SocketDoor(FakeFront(), address)
+        second = SocketDoor(FakeFront(), address)  # as after a crash of the first
         first.close()
         assert file.is_socket()
         second.close()
         assert not file.exists()
-        context.term()
 
     run(main())
 
 
 def test_a_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
         (tmp_path / "door.sock").write_text("notes")
         with pytest.raises(paths.BadAddress, match="is not a socket"):
-            SocketDoor(FakeFront(), f"ipc://{tmp_path}/door.sock", context)
+            SocketDoor(FakeFront(), f"ipc://{tmp_path}/door.sock")
         assert (tmp_path / "door.sock").read_text() == "notes"
-        context.term()
 
     run(main())
 
@@ -74,11 +66,9 @@ def test_the_default_address_makes_its_directory(
 
 def test_an_address_in_use_is_an_error_at_once() -> None:
     async def main() -> None:
-        context = zmq.asyncio.Context()
         with socket.create_server(("127.0.0.1", 0)) as other:
             address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-            with pytest.raises(zmq.ZMQError, match="in use"):
-                SocketDoor(FakeFront(), address, context)
-        context.term()
+            with pytest.raises(paths.BadAddress, match="in use"):
+                SocketDoor(FakeFront(), address)
 
     run(main())

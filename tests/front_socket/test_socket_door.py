@@ -124,6 +124,41 @@ def test_an_abort_ends_with_one_done_and_frees_the_rid(tmp_path: Path) -> None:
     run(main())
 
 
+def test_an_abort_brings_the_text_that_was_held_back(tmp_path: Path) -> None:
+    """Ids are counted when they come, their text may wait for the end of a stop string."""
+
+    async def main() -> None:
+        async with served(tmp_path) as setup:
+            client = setup.client()
+            await client.say(type="generate", rid="a", text="x", sampling={"stop": ["lo, you"]})
+            stream = await setup.front.stream(0)
+            stream.held_text = "lo"
+            stream.push("Hel", (1, 2))
+            assert await client.hear() == Delta("a", "Hel", [1, 2])
+            await client.say(type="abort", rid="a")
+            await client.say(type="abort", rid="a")
+            assert await client.hear() == Done("a", "lo", [], "abort", Usage(1, 2, 3))
+            await client.say(type="ping", seq=9)
+            assert await client.hear() == Pong(9, "fake-model", True)
+
+    run(main())
+
+
+def test_an_abort_that_is_not_answered_ends_with_what_came(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path, DoorLimits(stall_seconds=0.05)) as setup:
+            client = setup.client()
+            await client.say(type="generate", rid="a", text="x")
+            stream = await setup.front.stream(0)
+            stream.answers_aborts = False
+            await client.say(type="abort", rid="a")
+            await until(lambda: stream.aborted)
+            stream.push("more", (1,))
+            assert await client.hear() == Done("a", "more", [1], "abort", Usage(1, 1, 3))
+
+    run(main())
+
+
 def test_an_abort_right_behind_its_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as setup:
@@ -149,6 +184,7 @@ def test_a_duplicate_rid_is_refused_and_the_first_goes_on(tmp_path: Path) -> Non
             assert isinstance(failed, Failed)
             assert (failed.rid, failed.status, failed.param) == ("a", 409, "rid")
             await other.say(type="generate", rid="a", text="z")  # its own namespace
+            await setup.front.stream(1)
             await other.say(type="abort", rid="a")
             assert isinstance(await other.hear(), Done)
             assert not stream.closed
@@ -394,7 +430,7 @@ def test_a_client_that_never_reads_costs_only_itself(tmp_path: Path) -> None:
     """Its request is aborted when the queue for it is full, and that is its last word."""
 
     async def main() -> None:
-        limits = DoorLimits(unread_messages=5)
+        limits = DoorLimits(unread_bytes=500_000)
         async with served(tmp_path, limits) as setup:
             deaf, client = setup.client(), setup.client()
             deaf.socket.setsockopt(zmq.RCVHWM, 1)

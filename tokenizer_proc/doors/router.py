@@ -1,133 +1,149 @@
-"""The ROUTER under the socket door: its address, its options, and who is connected to it.
+"""Router: listens for clients of the socket door and holds all of them within its limits.
 
-Owns the socket, its monitor and the file of an ipc address. Knows bytes only: what a message means
-is the door's (socket.py).
-
-That a client left is read from the socket's monitor, whose events name a connection by the same
-file descriptor as its messages do. (ROUTER_NOTIFY says it more directly, but only in builds of
-ZeroMQ with draft features.) A descriptor is used again by later connections, so the last message of
-a client that left may be taken for one of its successor's: then the first send to that client finds
-it out, or the end of the successor. A client that stops answering is cut off by the heartbeat, one
-that stops reading is bounded by the send queue.
+Owns the listening socket, the file of an ipc address, and who is connected. A connection is a Peer;
+what a message means is the door's business (socket.py). However many connect, and whatever they
+send or do not read, files and memory stay bounded, and only they are closed.
 """
 
 import asyncio
+import logging
 import os
+import socket
 import stat
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
-
 from ...wire import paths
+from ...wire.log_limit import LogLimit
+from .peer import MISSED_HEARTBEATS, DoorLimits, Peer, PeerEvents, PeerGone
 
-HARD_MESSAGE_BYTES = 4 * paths.MAX_REQUEST_BYTES  # ZeroMQ hangs up above it, unanswered
-UNHANDLED_MESSAGES = 256  # of one client, before ZeroMQ stops reading from it
-LINGER_MS = 500  # for the last words of a server that ends
+__all__ = ["DoorLimits", "Peer", "PeerGone", "Router"]
 
+BACKLOG = 128  # connections that wait to be accepted: files beyond the limit for a moment
+LINGER_SECONDS = 0.5  # for the last words of a server that ends
+KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # for a host that vanished
 
-@dataclass(frozen=True)
-class DoorLimits:
-    unread_messages: int = 1000  # kept for one client, beyond what the kernel's buffers hold
-    stall_seconds: float = 10.0  # how long a last word waits for a client that does not read
-    heartbeat_seconds: float = 5.0  # three missed ones end the connection
-
-
-class PeerGone(Exception):
-    """The peer has left."""
+log = logging.getLogger(__name__)
 
 
 class Router:
-    """Binds when made: zmq.ZMQError, paths.BadAddress or paths.UnsafeDirectory when it cannot."""
+    """Binds when made: paths.BadAddress or paths.UnsafeDirectory when it cannot."""
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
         address: str,
         limits: DoorLimits,
-        on_left: Callable[[bytes], None],
+        on_message: Callable[[Peer, list[bytes]], None],
+        on_left: Callable[[Peer], None],
     ) -> None:
-        """`on_left` is called with the identity of each client whose connection has ended."""
         self.address = paths.full_address(address)
+        self.dropped = LogLimit(log)  # counts the connections that were closed from this side
+        self._limits = limits
+        self._on_message = on_message
         self._on_left = on_left
-        self._socket = _router(context, self.address, limits)
-        self._monitor = _monitor(context, self._socket, f"inproc://socket-door-{id(self)}")
-        self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor.underlying)
+        self._peers: dict[Peer, None] = {}  # in the order of their connects
+        self._partial: dict[Peer, int] = {}  # bytes of messages that are not handled yet
+        self._partial_bytes = 0
+        self._empty = asyncio.Event()  # nobody is connected
+        self._empty.set()
+        self._closed = asyncio.Event()
+        self._server: asyncio.Server | None = None
         self._file = _SocketFile(self.address)
-        self._identities: dict[int, set[bytes]] = {}  # by the connection's file descriptor
-        self._ended: set[int] = set()  # file descriptors that no connection has now
-        self._closed = False
-        try:
-            self._file.make_way()
-            self._socket.bind(self.address)
-        except BaseException:
-            self._close_sockets()
-            raise
+        self._file.make_way()
+        self._listener = _listen(self.address)
         self._file.remember()
 
-    async def receive(self) -> tuple[bytes, list[memoryview]]:
-        """The next message of a client that is still there: its identity and its other frames."""
-        while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            self._note_pending_events()
-            fd = _connection(frames[0])
-            if fd in self._ended:
-                continue  # said before leaving: nobody waits for the answer
-            identity = frames[0].bytes
-            if fd is not None:
-                self._identities.setdefault(fd, set()).add(identity)
-            return identity, [frame.buffer for frame in frames[1:]]
+    def __len__(self) -> int:
+        return len(self._peers)
 
-    def send(self, identity: bytes, frames: list[bytes]) -> bool:
-        """False when the client has too much unread; raises PeerGone when it has left."""
-        try:
-            # Never pending: DONTWAIT settles it within the call.
-            sent = self._socket.send_multipart([identity, *frames], zmq.DONTWAIT)
-            asyncio.ensure_future(sent).result()
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                raise PeerGone from error
-            raise
-        return True
+    async def serve(self) -> None:
+        """Accept clients and find out those that are dead, until `close`."""
+        loop = asyncio.get_running_loop()
+        events = PeerEvents(self._came, self._on_message, self._turned, self._left)
 
-    async def watch(self) -> None:
-        """Call `on_left` as clients leave, until cancelled."""
-        while not self._closed:
-            # Not recv: an event must not wait while a later one is noted.
-            await self._monitor.poll()
-            self._note_pending_events()
+        def make() -> Peer:
+            return Peer(self._limits, events)
+
+        if self._listener.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(make, sock=self._listener, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(make, sock=self._listener, backlog=BACKLOG)
+        while not self._closed.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.heartbeat_seconds):
+                    await self._closed.wait()
+            self._beat(loop.time())
 
     def close(self) -> None:
-        self._closed = True
+        """Accept nobody any more and close each connection when its last word is sent."""
+        self._closed.set()
         self._file.remove()
-        self._close_sockets()
+        if self._server is None:
+            self._listener.close()
+        else:
+            self._server.close()
+        for peer in list(self._peers):
+            peer.close()
 
-    def _close_sockets(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
+    async def flush(self) -> None:
+        """After `close`: wait a little until all is sent."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._empty.wait()
+        for peer in list(self._peers):
+            peer.drop("the server stopped")
 
-    def _note_pending_events(self) -> None:
-        """Before a message is handled: all that happened to connections before it was sent."""
-        while not self._closed:  # whoever was waiting may be woken by a close
-            try:
-                self._note(self._events.recv_multipart(zmq.DONTWAIT))
-            except zmq.Again:
-                return
-
-    def _note(self, frames: list[bytes]) -> None:
-        event, fd = struct.unpack("=hi", frames[0])
-        if event == zmq.EVENT_ACCEPTED:
-            self._ended.discard(fd)
+    def _came(self, peer: Peer) -> None:
+        self._peers[peer] = None
+        self._empty.clear()
+        if len(self._peers) <= self._limits.connections:
             return
-        self._ended.add(fd)
-        for identity in self._identities.pop(fd, ()):
-            self._on_left(identity)
+        # Somebody who only holds a connection open must not keep out those who speak.
+        greeting = next((one for one in self._peers if not one.ready), peer)
+        greeting.drop(f"more than {self._limits.connections} connections")
+
+    def _left(self, peer: Peer, why: str) -> None:
+        self._peers.pop(peer, None)
+        if not self._peers:
+            self._empty.set()
+        self._partial_bytes -= self._partial.pop(peer, 0)
+        if why:
+            self.dropped.info("closed the connection of a socket client: %s", why)
+        self._on_left(peer)
+
+    def _turned(self, peer: Peer) -> None:
+        """Book what `peer` holds, and make room where all of them hold too much."""
+        held = peer.zmtp.held_bytes
+        self._partial_bytes += held - self._partial.pop(peer, 0)
+        if held:
+            self._partial[peer] = held
+        while self._partial_bytes > self._limits.partial_bytes:
+            oldest = min(self._partial, key=lambda one: one.began)
+            oldest.drop("its unfinished message takes the room of others")
+
+    def _beat(self, now: float) -> None:
+        for peer in list(self._peers):
+            why = self._verdict(peer, now)
+            if why:
+                peer.drop(why)
+            else:
+                peer.missed += 1
+                peer.ping()
+
+    def _verdict(self, peer: Peer, now: float) -> str:
+        """Why the connection must end; empty if it need not.
+
+        Heartbeats are counted and not timed: after a pause of this whole process nobody is late.
+        """
+        age = now - peer.began
+        if not peer.ready:
+            return "no handshake" if age > self._limits.handshake_seconds else ""
+        if peer.missed >= MISSED_HEARTBEATS and (peer.zmtp.answers_pings or peer.stuck):
+            return "it shows no life"
+        if peer.zmtp.held_bytes and age > self._limits.message_seconds:
+            return "its message did not become whole in time"
+        return ""
 
 
 class _SocketFile:
@@ -162,34 +178,23 @@ class _SocketFile:
         return found.st_dev, found.st_ino
 
 
-def _router(context: zmq.asyncio.Context, address: str, limits: DoorLimits) -> zmq.asyncio.Socket:
-    router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that left raises
-    router.setsockopt(zmq.LINGER, LINGER_MS)
-    router.setsockopt(zmq.MAXMSGSIZE, HARD_MESSAGE_BYTES)
-    router.setsockopt(zmq.SNDHWM, limits.unread_messages)
-    router.setsockopt(zmq.RCVHWM, UNHANDLED_MESSAGES)
-    heartbeat_ms = round(limits.heartbeat_seconds * 1000)
-    router.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
-    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * heartbeat_ms)
-    if "[" in address:
-        router.setsockopt(zmq.IPV6, 1)
-    return router
-
-
-def _monitor(
-    context: zmq.asyncio.Context, router: zmq.asyncio.Socket, name: str
-) -> zmq.asyncio.Socket:
-    router.monitor(name, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-    monitor = context.socket(zmq.PAIR)
-    monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for us to read
-    monitor.connect(name)
-    return monitor
-
-
-def _connection(frame: zmq.Frame) -> int | None:
-    """The file descriptor that `frame` came through; None where ZeroMQ does not tell."""
+def _listen(address: str) -> socket.socket:
+    transport, _, rest = address.partition("://")
     try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return None
+        if transport == "ipc":
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(rest)
+            listener.listen(BACKLOG)
+            return listener
+        host, _, port = rest.rpartition(":")
+        host = "0.0.0.0" if host == "*" else host.strip("[]")
+        family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise paths.BadAddress(f"cannot listen on {address}: {reason}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted ones inherit it
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return listener

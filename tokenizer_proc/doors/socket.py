@@ -5,17 +5,17 @@ or Failed. Whatever bytes arrive cost their sender an answer, and nobody else an
 text and talking to the scheduler is the front's, connections are the router's, HTTP is the other
 door's.
 
-Frames are [identity, payload]; the empty frame that a REQ peer puts between is kept in its answers.
-The first byte of a payload says msgpack or JSON; the answer comes in the same form.
+A message is one frame, the payload; the empty frame that a REQ peer puts before it is put before
+its answers too. The first byte of a payload says msgpack or JSON, and the answer is of the same
+form.
 """
 
 import asyncio
 import logging
-import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
-import zmq.asyncio
 
 from ...wire import codec, paths
 from ...wire.client_messages import (
@@ -36,29 +36,30 @@ from ...wire.client_messages import (
     UnloadLoRA,
     Usage,
 )
+from ...wire.log_limit import LogLimit
 from ...wire.messages import Finish, StrOut
 from ...wire.sampling import InvalidRequest
 from ..errors import Refused
 from ..front import Front, RequestStream
 from ..labels import labels_of
-from ..limits import MAX_REQUEST_ID_CHARS, RETRY_AFTER_DRAINING
+from ..limits import MAX_REQUEST_ID_CHARS, MAX_SOCKET_QUESTIONS, RETRY_AFTER_DRAINING
+from .malformed import MAX_ERROR_CHARS, field_of, rid_of
 from .request_ids import check_rid
-from .router import DoorLimits, PeerGone, Router
+from .router import DoorLimits, Peer, PeerGone, Router
 
 RETRY_SECONDS = 0.05
-MAX_ERROR_CHARS = 500  # decode errors quote their input
 
 log = logging.getLogger(__name__)
-
+_Question = FlushCache | LoadLoRA | UnloadLoRA | ListLoRAs
 
 DEFAULT_LIMITS = DoorLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class _Back:
-    """The way back to a client: its identity, the envelope of its kind of socket, its encoding."""
+    """The way back to a client: its connection, the envelope of its kind, its encoding."""
 
-    identity: bytes
+    peer: Peer
     envelope: tuple[bytes, ...]
     json: bool
 
@@ -76,6 +77,15 @@ class _Live:
     unsent_ids: list[int] = field(default_factory=list)
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    abort_deadline: asyncio.TimerHandle | None = None
+
+    def abort_soon(self, seconds: float) -> None:
+        """Ask for the end; it comes as the stream's last row, or without one after `seconds`."""
+        if self.stream is not None and self.abort_deadline is None:
+            self.stream.abort()
+            loop = asyncio.get_running_loop()
+            self.abort_deadline = loop.call_later(seconds, self.stream.close)
 
     def take(self, row: StrOut) -> None:
         self.unsent_text.append(row.text)
@@ -115,25 +125,26 @@ class SocketDoor:
         self,
         front: Front,
         address: str,
-        context: zmq.asyncio.Context,
         limits: DoorLimits = DEFAULT_LIMITS,
     ) -> None:
         self._front = front
         self._limits = limits
-        self._router = Router(context, address, limits, self._left)
+        self._router = Router(address, limits, self._take, self._left)
         self.address = self._router.address
-        self._live: dict[bytes, dict[str, _Live]] = {}
+        self._live: dict[Peer, dict[str, _Live]] = {}
+        self._questions: Counter[Peer] = Counter()  # that wait for an answer
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._left_logged = LogLimit(log)
+        self._unread_logged = LogLimit(log)
 
     async def serve(self) -> None:
-        """Answer clients until cancelled."""
+        """Answer clients until cancelled or closed."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._router.watch())
-                group.create_task(self._receive())
+            await self._router.serve()
         finally:
             self.close()
+            await self._router.flush()
 
     def close(self) -> None:
         """Tell every client that waits, let go of every stream, free the address. Idempotent."""
@@ -148,29 +159,24 @@ class SocketDoor:
             task.cancel()
         self._router.close()
 
-    async def _receive(self) -> None:
-        while True:
-            self._take(*await self._router.receive())
-            await asyncio.sleep(0)  # receiving waits for nothing while more is there: others' turn
-
-    def _take(self, identity: bytes, parts: list[memoryview]) -> None:
+    def _take(self, peer: Peer, parts: list[bytes]) -> None:
         envelope = (b"",) if len(parts) == 2 and not len(parts[0]) else ()
-        payload = parts[-1] if parts else memoryview(b"")
-        back = _Back(identity, envelope, codec.is_json(payload[:1].tobytes()))
+        payload = parts[-1]
+        back = _Back(peer, envelope, codec.is_json(payload[:1]))
         if len(parts) != 1 + len(envelope):
             self._answer(back, Failed("", 400, f"a message is one frame, got {len(parts)}"))
         elif len(payload) > paths.MAX_REQUEST_BYTES:
             text = f"the message has {len(payload)} bytes; {paths.MAX_REQUEST_BYTES} are allowed"
-            self._answer(back, Failed(_rid_of(payload.tobytes()), 413, text))
+            self._answer(back, Failed(rid_of(payload), 413, text))
         else:
-            self._decode(back, payload.tobytes())
+            self._decode(back, payload)
 
     def _decode(self, back: _Back, payload: bytes) -> None:
         try:
             message = codec.decode_from_client(payload)
         except (msgspec.DecodeError, RecursionError) as error:
             text = f"malformed message: {error}"[:MAX_ERROR_CHARS]
-            self._answer(back, Failed(_rid_of(payload), 400, text, _field_of(error)))
+            self._answer(back, Failed(rid_of(payload), 400, text, field_of(error)))
         else:
             self._handle(back, message)
 
@@ -181,13 +187,26 @@ class SocketDoor:
                 if failed is not None:
                     self._answer(back, failed)
             case Abort(rid=rid):
-                self._abort(back.identity, rid)
+                self._abort(back.peer, rid)
             case Ping(seq=seq):
                 self._answer(back, Pong(seq, self._front.model_name, self._front.ready))
-            case FlushCache():
-                self._keep(asyncio.create_task(self._flush(back, message)))
-            case LoadLoRA() | UnloadLoRA() | ListLoRAs():
-                self._keep(asyncio.create_task(self._adapters(back, message)))
+            case FlushCache() | LoadLoRA() | UnloadLoRA() | ListLoRAs():
+                self._ask(back, message)
+
+    def _ask(self, back: _Back, question: _Question) -> None:
+        """Give `question` a task, unless its client has too many that wait."""
+        if self._questions[back.peer] >= MAX_SOCKET_QUESTIONS:
+            text = f"{MAX_SOCKET_QUESTIONS} questions of this client wait for an answer"
+            self._answer(back, self._answer_to(question, 503, text))
+            return
+        self._questions[back.peer] += 1
+        task = self._keep(asyncio.create_task(self._answer_question(back, question)))
+        task.add_done_callback(lambda _: self._answered(back.peer))
+
+    def _answered(self, peer: Peer) -> None:
+        self._questions[peer] -= 1
+        if not self._questions[peer]:
+            del self._questions[peer]
 
     def _start(self, back: _Back, request: Generate) -> Failed | None:
         """Give `request` a task, or say why not."""
@@ -196,11 +215,11 @@ class SocketDoor:
             check_rid(rid)
         except InvalidRequest as error:
             return Failed(rid[:MAX_REQUEST_ID_CHARS], 400, error.message, error.param)
-        lives = self._live.get(back.identity, {})
+        lives = self._live.get(back.peer, {})
         if rid in lives:
             return Failed(rid, 409, f"rid {rid!r} is in use by a request that still runs", "rid")
         live = _Live(rid, back, request.stream)
-        self._live.setdefault(back.identity, {})[rid] = live
+        self._live.setdefault(back.peer, {})[rid] = live
         live.task = self._keep(asyncio.create_task(self._answer_request(live, request)))
         return None
 
@@ -230,17 +249,25 @@ class SocketDoor:
             return await self._front.encode_chat(request.messages)
         return request.input_ids or []
 
-    def _abort(self, identity: bytes, rid: str) -> None:
-        """A rid that is not live has had its last word: its Abort crossed it on the way."""
-        live = self._live.get(identity, {}).get(rid)
-        if live is not None:
-            self._drop(live)
-            self._answer(live.back, live.terminal(Finish("abort")))
+    def _abort(self, peer: Peer, rid: str) -> None:
+        """A rid that is not live has had its last word: its Abort crossed it on the way.
 
-    def _left(self, identity: bytes) -> None:
-        lives = list(self._live.get(identity, {}).values())
+        A request that runs has its last word when the scheduler has ended it, with the text that
+        the detokenizer still holds.
+        """
+        live = self._live.get(peer, {}).get(rid)
+        if live is None:
+            return
+        if live.stream is not None:
+            live.abort_soon(self._limits.stall_seconds)
+            return
+        self._drop(live)
+        self._answer(live.back, live.terminal(Finish("abort")))
+
+    def _left(self, peer: Peer) -> None:
+        lives = list(self._live.get(peer, {}).values())
         if lives:
-            log.info("a socket client left; aborting its %d requests", len(lives))
+            self._left_logged.info("a socket client left; aborting its %d requests", len(lives))
         for live in lives:
             self._drop(live)
 
@@ -251,13 +278,15 @@ class SocketDoor:
         self._forget(live)
 
     def _forget(self, live: _Live) -> None:
+        if live.abort_deadline is not None:
+            live.abort_deadline.cancel()
         if live.stream is not None:
             live.stream.close()
-        lives = self._live.get(live.back.identity, {})
+        lives = self._live.get(live.back.peer, {})
         if lives.get(live.rid) is live:
             del lives[live.rid]
         if not lives:
-            self._live.pop(live.back.identity, None)
+            self._live.pop(live.back.peer, None)
 
     def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
         self._tasks.add(task)
@@ -273,7 +302,7 @@ class SocketDoor:
             else:
                 await self._last_word(live, await self._relay(live, stream))
         except PeerGone:
-            log.info("the client of request %r left", live.rid)
+            self._left_logged.info("the client of a request left")
         except Exception:  # one request's fault must not end the door for all
             log.exception("request %r of a socket client broke", live.rid)
             self._answer(live.back, Failed(live.rid, 500, "internal error"))
@@ -286,55 +315,56 @@ class SocketDoor:
             live.take(row)
             if row.finish is not None:
                 return live.terminal(row.finish)
+            if live.abort_deadline is not None:
+                continue  # `done` carries it
             delta = live.delta()
             if delta is not None and not self._send(live.back, delta):
                 stream.close()
-                log.warning("a socket client does not read; request %r aborted", live.rid)
-                unread = self._limits.unread_messages
-                text = f"the client does not read: {unread} messages wait for it"
+                self._unread_logged.warning("a socket client does not read; a request is aborted")
+                unread = self._limits.unread_bytes
+                text = f"the client does not read: over {unread} bytes wait for it"
                 return Failed(live.rid, 408, text)
+        if live.abort_deadline is not None:
+            return live.terminal(Finish("abort"))
         stopped = "the server stopped before the answer was complete"
         return _failed(live.rid, Refused(503, stopped, RETRY_AFTER_DRAINING))
 
-    async def _flush(self, back: _Back, message: FlushCache) -> None:
+    async def _answer_question(self, back: _Back, question: _Question) -> None:
+        status, text, pages = 200, "", 0
         try:
-            pages = await self._front.flush_cache(message.timeout)
-            answer = Flushed(message.seq, 200, pages=pages)
-        except InvalidRequest as error:
-            answer = Flushed(message.seq, 400, error.message)
-        except Refused as error:
-            answer = Flushed(message.seq, error.status, error.message)
-        except Exception:  # as in _answer_request
-            log.exception("flushing the cache for a socket client broke")
-            answer = Flushed(message.seq, 500, "internal error")
-        self._answer(back, answer)
-
-    async def _adapters(self, back: _Back, message: LoadLoRA | UnloadLoRA | ListLoRAs) -> None:
-        status, text = 200, ""
-        try:
-            await self._change_adapters(message)
+            pages = await self._do(question)
         except InvalidRequest as error:
             status, text = 400, error.message
         except Refused as error:
             status, text = error.status, error.message
         except Exception:  # as in _answer_request
-            log.exception("%s of a socket client broke", type(message).__name__)
+            log.exception("%s of a socket client broke", type(question).__name__)
             status, text = 500, "internal error"
-        names = self._front.adapters.registry.names()
-        self._answer(back, LoRAs(message.seq, status, text, names))
+        self._answer(back, self._answer_to(question, status, text, pages))
 
-    async def _change_adapters(self, message: LoadLoRA | UnloadLoRA | ListLoRAs) -> None:
-        match message:
+    def _answer_to(
+        self, question: _Question, status: int, text: str, pages: int = 0
+    ) -> Flushed | LoRAs:
+        if isinstance(question, FlushCache):
+            return Flushed(question.seq, status, text, pages)
+        return LoRAs(question.seq, status, text, self._front.adapters.registry.names())
+
+    async def _do(self, question: _Question) -> int:
+        """The pages that were freed, by a question that frees some."""
+        match question:
+            case FlushCache(timeout=timeout):
+                return await self._front.flush_cache(timeout)
             case LoadLoRA(lora_name=name, lora_path=path, pinned=pinned):
                 await self._front.adapters.load(name, path, pinned=pinned)
             case UnloadLoRA(lora_name=name):
                 self._front.adapters.unload(name)
+        return 0
 
     async def _last_word(self, live: _Live, message: Done | Failed) -> None:
         deadline = asyncio.get_running_loop().time() + self._limits.stall_seconds
-        while not self._send(live.back, message):  # ZeroMQ tells of no single peer's room
+        while not self._send(live.back, message):
             if asyncio.get_running_loop().time() > deadline:
-                log.warning("the last word on %r was not taken by its client", live.rid)
+                self._unread_logged.warning("the last word on a request was not taken")
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -342,39 +372,15 @@ class SocketDoor:
         """Send now or never: an answer that needs no more patience than its asker shows."""
         try:
             if not self._send(back, message):
-                log.warning("an answer was dropped: its client does not read")
+                self._unread_logged.warning("an answer was dropped: its client does not read")
         except PeerGone:
-            log.info("an answer was dropped: its client left")
+            self._left_logged.info("an answer was dropped: its client left")
 
     def _send(self, back: _Back, message: ToClient) -> bool:
         """False when the client has too much unread; raises PeerGone when it has left."""
         payload = codec.encode_for(message, json=back.json)
-        return self._router.send(back.identity, [*back.envelope, payload])
+        return back.peer.send([*back.envelope, payload])
 
 
 def _failed(rid: str, refused: Refused) -> Failed:
     return Failed(rid, refused.status, refused.message, retry_after=refused.retry_after)
-
-
-class _Named(msgspec.Struct):
-    rid: str = ""
-
-
-def _rid_of(payload: bytes) -> str:
-    """The rid of a message that is wrong otherwise, as far as it can be read."""
-    decode = msgspec.json.decode if codec.is_json(payload) else msgspec.msgpack.decode
-    try:
-        return decode(payload, type=_Named).rid[:MAX_REQUEST_ID_CHARS]
-    except (msgspec.DecodeError, RecursionError):
-        return ""
-
-
-def _field_of(error: Exception) -> str | None:
-    """The field that msgspec complains of, named as `check_sampling` would name it."""
-    path = re.search(r"`\$\.?([^`]*)`$", str(error))
-    named = re.search(r"field `([^`]*)`", str(error))
-    parts = re.sub(r"\[[^]]*\]", "", path[1]).split(".") if path else []
-    names = [name for name in [*parts, *([named[1]] if named else [])] if name]
-    if names[:1] == ["sampling"] and len(names) > 1:
-        names = names[1:]
-    return names[0][:MAX_ERROR_CHARS] if names else None

@@ -158,7 +158,7 @@ class _Builder:
         )
 
     def _compute_largest(self) -> None:
-        """A step of the most tokens, as prompts of padding rows."""
+        """A step of the most tokens and the most logits, as prompts of padding rows."""
         facts, budget = self._facts, self._largest.tokens - self._largest.requests
         lengths = list(_pieces(budget, facts.context_length, facts.max_running_requests))
         layout = Layout(sum(lengths), len(lengths), len(lengths), 0)
@@ -210,9 +210,9 @@ class _Builder:
 
 
 def _pieces(total: int, longest: int, most: int) -> Iterator[int]:
-    """Lengths of at most `longest` that sum to `total`, or as near as `most` of them come."""
-    for _ in range(most):
-        length = min(total, longest)
+    """`most` lengths up to `longest`, as even as can be, that sum to `total` or come near it."""
+    for left in range(most, 0, -1):
+        length = min(-(-total // left), longest)
         if length <= 0:
             return
         yield length

@@ -7,6 +7,7 @@ what was captured: the numbers of a step that a graph bakes in would show.
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,15 +20,22 @@ from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.core.intake import Limits
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.scheduler_proc.event_loop import event_loop
+from tokenloom.scheduler_proc.models.device_batch import Layout
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
 from tokenloom.scheduler_proc.models.loader import load_model
-from tokenloom.scheduler_proc.runner.device_loading import DeviceSource, make_device_runner
+from tokenloom.scheduler_proc.runner.device_loading import (
+    DeviceSource,
+    _Builder,
+    make_device_runner,
+)
 from tokenloom.scheduler_proc.runner.device_lora import staged
-from tokenloom.scheduler_proc.runner.facts import Runner
+from tokenloom.scheduler_proc.runner.device_runner import largest_layout
+from tokenloom.scheduler_proc.runner.facts import Runner, RunnerFacts
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.lora_loader import load_adapter
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
 from tokenloom.wire.config import ExecutionConfig
+from tokenloom.wire.device_defaults import resolve_scheduling
 from tokenloom.wire.messages import (
     BatchTokenIDOut,
     DrainReq,
@@ -38,7 +46,7 @@ from tokenloom.wire.messages import (
     ToScheduler,
 )
 from tokenloom.wire.sampling import SamplingParams
-from tokenloom.wire.scheduling_config import SchedulingConfig
+from tokenloom.wire.scheduling_config import SchedulingConfig, SchedulingFlags
 
 pytestmark = pytest.mark.slow
 
@@ -248,6 +256,49 @@ def test_the_pool_takes_what_the_largest_step_and_all_graphs_leave(
     left = 100_000 - 20_000 - (30_000 + 2 * 5_000)
     expected = int(left * 0.9) // BYTES_PER_TOKEN // SCHEDULING.page_size * SCHEDULING.page_size
     assert runner.facts.max_total_tokens == expected
+
+
+class Measuring(FakeDevice):
+    """Notes the steps that are run while memory is measured."""
+
+    def __init__(self, forward: Mock) -> None:
+        super().__init__()
+        self._forward = forward
+        self.measured: list[Layout] = []
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        self._forward.reset_mock()
+        run()
+        self.measured += [call.args[1] for call in self._forward.call_args_list]
+        return 0
+
+
+def test_memory_is_measured_for_the_most_tokens_and_the_most_logits(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if_on_device(monkeypatch)
+    forward = Mock(side_effect=_Builder._forward)
+    monkeypatch.setattr(_Builder, "_forward", lambda *args: forward(*args))
+    device = Measuring(forward)
+    on_device(model, device)
+    assert device.measured == [Layout(tokens=16, requests=3, samples=3, decodes=0)]
+
+
+def test_the_sizes_of_a_cuda_device_are_what_its_largest_step_has_room_for() -> None:
+    scheduling = resolve_scheduling(SchedulingFlags(), "cuda")
+    facts = RunnerFacts(
+        vocab_size=VOCAB,
+        context_length=CONTEXT,
+        page_size=scheduling.page_size,
+        max_total_tokens=0,
+        num_pages=1,
+        dtype_name="bfloat16",
+        max_running_requests=scheduling.max_running_requests,
+        max_loras=0,
+        on_device=True,
+    )
+    largest = largest_layout(facts, scheduling)
+    assert (largest.tokens, largest.requests, largest.samples) == (8192 + 256, 256, 256)
 
 
 def test_a_device_without_room_beside_its_graphs_is_refused(

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import pytest
@@ -20,8 +20,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from tokenloom.model_files.errors import ModelError
+from tokenloom.scheduler_proc.core.intake import Limits
+from tokenloom.scheduler_proc.core.scheduler import Scheduler
 from tokenloom.scheduler_proc.models.forward_batch import ForwardBatch
 from tokenloom.scheduler_proc.models.parallel import Shard
+from tokenloom.scheduler_proc.runner.facts import Runner
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.loading import (
     choose_kv_dtype,
@@ -31,6 +34,7 @@ from tokenloom.scheduler_proc.runner.loading import (
 from tokenloom.scheduler_proc.runner.model_runner import LoadedModel, ModelRunner
 from tokenloom.scheduler_proc.worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
 from tokenloom.wire.config import ExecutionConfig, ModelConfig
+from tokenloom.wire.messages import BatchTokenIDOut, TokenizedGenerateReq
 from tokenloom.wire.sampling import SamplingParams
 from tokenloom.wire.scheduling_config import SchedulingConfig
 
@@ -374,6 +378,46 @@ def test_a_tiny_llama_answers_as_in_transformers(
         assert len(answer) > 12
         assert len(set(answer)) > 3
         assert answer == reference_answer(tiny_llama, request.prompt, len(answer))
+
+
+def answers_beside(runner: Runner, settings: SchedulingConfig, times: Random) -> tuple[Any, Any]:
+    """Token ids of eight requests of a crowd, and the sizes of the steps that computed them."""
+    limits = Limits(100, 256, runner.facts.max_total_tokens, frozenset())
+    scheduler = Scheduler(settings, limits, runner.facts.num_pages)
+    answers: dict[int, list[int]] = {}
+    steps = []
+    for rid in range(1, 9):
+        ids = array("i", [(rid * 7 + i * i) % 100 for i in range(12 * rid)])
+        params = SamplingParams(max_new_tokens=24, seed=rid, temperature=rid % 2)
+        scheduler.handle(TokenizedGenerateReq(rid, ids.tobytes(), params))
+    while (batch := scheduler.get_next_batch_to_run()) is not None:
+        steps.append(batch.extend_lens)
+        seconds = 10.0 ** times.uniform(-4.0, 0.0)
+        result = runner.launch(batch).result()
+        for message in scheduler.process_batch_result(result, seconds):
+            assert isinstance(message, BatchTokenIDOut)
+            for row in message.rows:
+                answers.setdefault(row.rid, []).extend(row.token_ids)
+    return answers, steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_whatever_steps_take_answers_have_the_same_bits(
+    tiny_llama: Path, dtype: Literal["int8", "int4"], one_thread: ExecutionConfig
+) -> None:
+    """How prompts are cut follows from measured times; what is answered does not."""
+    settings = SchedulingConfig(max_running_requests=6, decode_gap_ms=99.0, chunked_prefill_size=96)
+    execution = msgspec.structs.replace(one_thread, dtype=dtype, kv_tokens=1024)
+    answers, steps = [], []
+    for seed in range(4):
+        runner = make_model_runner(ModelConfig(model=str(tiny_llama)), settings, execution)
+        got, sizes = answers_beside(runner, settings, Random(seed))
+        answers.append(got)
+        steps.append(sizes)
+    assert all(one == answers[0] for one in answers)
+    assert {len(ids) for ids in answers[0].values()} == {24}
+    assert len({str(one) for one in steps}) > 2, "the steps did differ"
 
 
 @pytest.mark.parametrize(

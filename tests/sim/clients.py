@@ -9,6 +9,8 @@ from typing import Any
 
 from sim.world import Event, World
 
+from tokenloom.bench.simulation.step_time import StepTime
+
 LATE_ENDS = 24  # rids that ended lately and may be ended again
 
 
@@ -28,6 +30,13 @@ class Clients:
         self._shared = random.choice((0.0, 0.5, 0.9))
         self._pause = random.choice((0.0, 0.02))
         self._flush = random.choice((0.0, 0.05))
+        self._lasts = StepTime(
+            step=random.choice((1e-4, 8e-3, 0.5)),
+            row=random.choice((0.0, 1e-5, 3e-4)),
+            token=random.choice((0.0, 3e-5, 2e-3, 0.1)),
+            context_token=random.choice((0.0, 1e-6)),
+        )
+        self._mismeasured = random.choice((0.0, 0.0, 0.05, 1.0))
         self._next_lora = 1
         self._adapted = random.choice((0.0, 0.3, 0.8))  # how often a request names an adapter
         self._loads = random.choice((0.002, 0.02, 0.1)) if self._adapted else 0.0
@@ -59,8 +68,15 @@ class Clients:
         if during:
             events += self._messages()
         broken = list(self._world.live) if random.random() < self._broken else []
-        events.append(["land", random.sample(broken, min(len(broken), 1))])
+        events.append(["land", random.sample(broken, min(len(broken), 1)), self._seconds()])
         return events
+
+    def _seconds(self) -> float:
+        """How long the step that lands next has taken, as the scheduler is told."""
+        if self._random.random() < self._mismeasured:
+            return self._random.choice((0.0, -1.0, 1e-9, 1e-3, 3.0, 1e5, 1e300))
+        flying = self._world.driver.in_flight
+        return self._lasts(flying[0][0]) if flying else 0.0
 
     def _messages(self) -> list[Event]:
         random, live = self._random, self._world.live

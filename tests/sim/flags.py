@@ -91,16 +91,18 @@ def _faults(random: Random) -> dict[str, int] | None:
 
 def _scheduling(random: Random) -> dict[str, Any]:
     page = random.choice((1, 1, 2, 4, 4, 8, 16))
-    chunk = random.choice((0, page, 2 * page, page + 3, 16, 32))
+    chunk = random.choice((0, page, 2 * page, page + 3, 16, 32, 64))
     drawn: dict[str, Any] = {
         "page_size": page,
         "max_running_requests": random.choice((1, 2, 3, 4, 5, 6, 8, 8)),
         "chunked_prefill_size": max(page, chunk) if chunk else 0,
-        "mixed_chunk_size": random.choice((0, 0, 1, page, 24)),
+        "mixed_chunk_size": random.choice((*[None] * 8, 0, 0, 1, page, 24)),
         "max_prefill_tokens": max(page, random.choice((page, 16, 48, 4096))),
         "schedule_conservativeness": random.choice((0.01, 0.01, 0.01, 0.1, 1.0, 1.3)),
         "disable_radix_cache": random.random() < 0.1,
     }
+    if drawn["mixed_chunk_size"] is None and drawn["chunked_prefill_size"]:
+        drawn["decode_gap_ms"] = random.choice((None, None, 0.01, 20.0, 100.0))
     for name, values in CHOICES.items():
         value = random.choice(values) if random.random() < 0.5 else values[0]
         fits = not (drawn["disable_radix_cache"] and name in _NEED_THE_TREE)

@@ -51,6 +51,7 @@ EXPECTED = {
     "load: failed": 100,
     "load: of a name in use": 500,
     "prompt cut": 3000,
+    "prompt cut for the goal of a gap": 100,
     "refused: draining": 100,
     "ended: the drain takes too long": 5,
     "refused: no such adapter": 400,
@@ -150,6 +151,10 @@ class Situations:
                 self.count("waiting: a crowd")
         if batch.mode is not ForwardMode.DECODE and core._chunked is not None:
             self.count("prompt cut")
+            room = core._budget._most - batch.num_decodes - core._kv.page_size
+            goal = batch.num_decodes > 0 and core._settings.mixed_chunk_size is None
+            if goal and len(batch.input_ids) < room:
+                self.count("prompt cut for the goal of a gap")
             new = {entry.sampling.seed for entry in batch.opened}
             if new and core._chunked.rid not in new:
                 self.count("whole ones before a piece")

@@ -2,7 +2,7 @@
 
 An event is a small list that JSON can carry, and any subset of a history is a history: what makes
 no sense at its moment (a result without a step) does nothing. `clients` makes histories up, `run`
-replays and shrinks them. The numbers of laws, I1 to I20, are explained in docs/testing.md.
+replays and shrinks them. The numbers of laws, I1 to I21, are explained in docs/testing.md.
 """
 
 import math
@@ -279,7 +279,7 @@ class World:
             self._check_admission(rid)
         self.situations.step(self.scheduler, batch)
 
-    def _on_land(self, broken: Sequence[int] = ()) -> None:
+    def _on_land(self, broken: Sequence[int] = (), measured: float = 1.0) -> None:
         flying = len(self.driver.in_flight)
         if not flying or (flying < self._most_in_flight and not self._nothing_planned):
             return
@@ -293,12 +293,15 @@ class World:
                 self.clients[rid].may_break = True
                 self.situations.count("broken sample")
         self.adapters.check_step(batch)
-        self._hear(self.driver.land())
+        self._hear(self.driver.land(measured))
         self.adapters.follow()
         assert not runner.fail_rows
         self._check_deadlines()
         self.adapters.check()
         self._check_stats(self.scheduler.stats())
+        times = self.scheduler._budget.times
+        fit = (times.step, times.decode, times.prompt_token)
+        assert all(0 <= value < math.inf for value in fit), f"I21: {fit}"
         if self.driver.steps % FULL_CHECK_EVERY == 0:
             check_all(self.driver)
 

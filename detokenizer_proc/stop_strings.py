@@ -17,20 +17,24 @@ class StopMatcher:
         self._matched = [0] * len(self._stops)  # characters of each stop that the text ends with
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
         """Text that can be delivered, and the stop string that ended it. No push after a match.
 
-        The longest tail that may begin a stop string is held back.
+        The longest tail that may begin a stop string is held back. Without `may_end` a stop string
+        that is complete in `text` is passed over; one that goes on in later text can still match.
         """
         if not self._stops:
             return text, None
         for at, char in enumerate(text):
             for index, stop in enumerate(self._stops):
                 length = self._advance(index, char)
-                if length == len(stop):
+                if length < len(stop):
+                    continue
+                if may_end:
                     before = self._held + text[: at + 1]
                     self._held = ""
                     return before[: len(before) - length], stop
+                self._matched[index] = self._borders[index][-1]
         whole = self._held + text
         sure = len(whole) - max(self._matched, default=0)
         self._held = whole[sure:]

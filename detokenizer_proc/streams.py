@@ -82,6 +82,8 @@ class _Stream:
         self._decoder = IncrementalDecoder(lambda ids: decode(ids, skip), tail)
         self._matcher = StopMatcher(opened.stop)
         self._keep_stop = opened.no_stop_trim
+        self._min_tokens = opened.min_new_tokens
+        self._tokens = 0
         self._cached_tokens = 0
 
     def take(self, row: TokenIDOut) -> StrOut:
@@ -90,17 +92,24 @@ class _Stream:
         for count, token_id in enumerate(row.token_ids, start=1):
             if self._is_trimmed_stop_token(row, count):
                 break
-            text, stop = self._matcher.push(self._decoder.push([token_id]))
+            self._tokens += 1
+            text, stop = self._match(self._decoder.push([token_id]))
             parts.append(text)
             if stop is not None:
                 return self._stopped(row, parts, stop, row.token_ids[:count])
         if row.finish is not None:
-            text, stop = self._matcher.push(self._decoder.flush())
+            text, stop = self._match(self._decoder.flush())
             parts.append(text)
             if stop is not None:
                 return self._stopped(row, parts, stop, row.token_ids)
             parts.append(self._matcher.flush())
         return self._out(row, "".join(parts), row.token_ids, row.finish)
+
+    def _match(self, text: str) -> tuple[str, str | None]:
+        """A stop string that is complete within the first `min_new_tokens` ends nothing, just as
+        the sampler draws no stop token among them.
+        """
+        return self._matcher.push(text, may_end=self._tokens > self._min_tokens)
 
     def _is_trimmed_stop_token(self, row: TokenIDOut, count: int) -> bool:
         """Is the `count`th id the stop token that ended the answer, and no part of its text?"""

@@ -46,6 +46,7 @@ class StreamOpen(_Value, frozen=True):
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    min_new_tokens: int = 0  # stop strings do not count before the token after so many
 
 
 class SchedulerInfo(_Value, frozen=True):

@@ -30,6 +30,7 @@ class RowsOut:
                 req.sampling.stop,
                 req.sampling.skip_special_tokens,
                 req.sampling.no_stop_trim,
+                req.sampling.min_new_tokens,
             )
         self._rows.append(TokenIDOut(req.rid, token_ids, finish, req.cached_tokens, opened))
 

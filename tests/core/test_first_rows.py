@@ -10,6 +10,7 @@ from tokenloom.wire.sampling import SamplingParams
 PARAMS = SamplingParams(
     seed=1,
     max_new_tokens=2,
+    min_new_tokens=1,
     ignore_eos=True,
     stop=("end",),
     skip_special_tokens=False,
@@ -33,7 +34,7 @@ def rows_of(prompt: list[int]) -> list[TokenIDOut]:
 def test_the_first_row_opens_the_stream_with_the_last_eight_ids_of_the_prompt() -> None:
     first, second = rows_of(list(range(1, 21)))
     tail = array("i", range(13, 21)).tobytes()
-    assert first.opened == StreamOpen(tail, ("end",), False, True)
+    assert first.opened == StreamOpen(tail, ("end",), False, True, 1)
     assert second.opened is None
 
 

@@ -9,20 +9,25 @@ from hypothesis import strategies as st
 from tokenloom.detokenizer_proc.stop_strings import StopMatcher
 
 
-def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The stop that is complete first, the longest of several: its text in front and itself."""
-    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+def naive(text: str, stops: list[str], least: int = 0) -> tuple[str, str | None]:
+    """The stop that is complete first, the longest of several: its text in front and itself.
+
+    What is complete within the first `least` characters does not count.
+    """
+    starts = {stop: text.find(stop, max(0, least + 1 - len(stop))) for stop in stops}
+    found = [(at + len(stop), -len(stop), stop) for stop, at in starts.items() if at >= 0]
     if not found:
         return text, None
     end, minus_length, stop = min(found)
     return text[: end + minus_length], stop
 
 
-def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+def run(pieces: list[str], stops: list[str], least: int = 0) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
-    delivered = ""
+    delivered, pushed = "", 0
     for piece in pieces:
-        text, stop = matcher.push(piece)
+        pushed += len(piece)
+        text, stop = matcher.push(piece, may_end=pushed > least)
         delivered += text
         if stop is not None:
             return delivered, stop
@@ -44,6 +49,18 @@ def cut(text: str, borders: list[int]) -> list[str]:
 @settings(max_examples=800, deadline=None)
 def test_equals_find_on_the_whole_text(text: str, stops: list[str], borders: list[int]) -> None:
     assert run(cut(text, borders), stops) == naive(text, stops)
+
+
+@given(
+    st.text("ab", max_size=24),
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.integers(0, 24),
+)
+@settings(max_examples=400, deadline=None)
+def test_matches_that_are_complete_too_early_are_passed_over(
+    text: str, stops: list[str], least: int
+) -> None:
+    assert run(list(text), stops, least) == naive(text, stops, least)
 
 
 @given(st.text("ab", max_size=16), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))

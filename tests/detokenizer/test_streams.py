@@ -29,8 +29,8 @@ def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
     return "".join(special if i == END else chr(i) for i in ids)
 
 
-def opened(*stop: str, skip: bool = True, keep: bool = False) -> StreamOpen:
-    return StreamOpen(array("i", [65]).tobytes(), stop, skip, keep)
+def opened(*stop: str, skip: bool = True, keep: bool = False, least: int = 0) -> StreamOpen:
+    return StreamOpen(array("i", [65]).tobytes(), stop, skip, keep, least)
 
 
 def row(
@@ -71,6 +71,47 @@ def test_txt_04_stop_text_is_cut_or_kept_once(keep: bool, text: str) -> None:
     assert outcome.rows == [StrOut(1, text, row("xEND").token_ids, Finish("stop", "END"), 3)]
     assert outcome.to_scheduler == []
     assert len(streams) == 0
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("least", "text"),
+    [
+        (0, ""),
+        (1, ""),
+        (2, "ab-"),  # the first match is complete with the second token
+        (4, "ab-"),
+        (5, "ab-ab-"),  # as is the second one with the fifth
+        (6, "ab-ab-"),
+        (8, "ab-ab-abc"),
+    ],
+)
+def test_a_stop_string_within_the_least_tokens_does_not_count(
+    step: int, least: int, text: str
+) -> None:
+    streams, whole = Streams(decode), "ab-ab-abc"
+    rows = [row(whole[at : at + step]) for at in range(0, len(whole), step)]
+    outcomes = [streams.take([each]) for each in (row("", start=opened("ab", least=least)), *rows)]
+    outs = [out for outcome in outcomes for out in outcome.rows]
+    assert "".join(out.text for out in outs) == text
+    stopped = [out.finish for out in outs if out.finish is not None]
+    assert stopped == [Finish("stop", matched="ab")][: least < 8]
+    told = [message for outcome in outcomes for message in outcome.to_scheduler]
+    assert told == [StopMatched(1)][: least < 8]
+    if stopped:
+        assert sum(len(out.token_ids) for out in outs) > least
+
+
+def test_a_stop_string_may_begin_within_the_least_tokens() -> None:
+    streams = Streams(decode)
+    assert streams.take([row("xa", start=opened("ab", least=2))]).rows[0].text == "x"
+    outcome = streams.take([row("b")])
+    assert outcome.rows == [StrOut(1, "", (98,), Finish("stop", "ab"), 3)]
+
+
+def test_an_answer_that_is_its_least_tokens_long_keeps_a_stop_string_at_its_end() -> None:
+    outcome = Streams(decode).take([row("xab", LENGTH, opened("ab", least=3))])
+    assert outcome.rows == [StrOut(1, "xab", row("xab").token_ids, LENGTH, 3)]
 
 
 def test_a_held_back_tail_is_flushed_by_any_other_end() -> None:

@@ -55,7 +55,9 @@ from tokenloom.wire.sampling import SamplingParams
 
 INFO = SchedulerInfo(1000, 256, 16, 4096, 8, 32, "float32", (2, 7))
 STATS = StatsOut(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 13, 0, 14, 15, 16)
-ROW = TokenIDOut(1, (5, 6), Finish("stop", 7), 16, StreamOpen(b"\x01\0\0\0", (".",)))
+ROW = TokenIDOut(
+    1, (5, 6), Finish("stop", 7), 16, StreamOpen(b"\x01\0\0\0", (".",), min_new_tokens=3)
+)
 
 # Internal structs may grow at the end only; a change of any of these bytes is a change of contract.
 GOLDEN = [
@@ -87,7 +89,7 @@ GOLDEN = [
     (
         BatchTokenIDOut([ROW]),
         codec.to_detokenizer(),
-        "92af4261746368546f6b656e49444f757491950192050695a473746f7007a0ccc8c01094c4040100000091a12ec3c2",
+        "92af4261746368546f6b656e49444f757491950192050695a473746f7007a0ccc8c01095c4040100000091a12ec3c203",
     ),
     (
         BatchStrOut([StrOut(1, "hé", (5,))]),

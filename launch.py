@@ -164,7 +164,7 @@ class Launcher:
             f"tokenloom is serving {self._config.model.served_model_name} at {self._url} - "
             "The server is fired up and ready to roll!"
         )
-        log.info("ready after %.1f s", time.monotonic() - self._started)
+        log.debug("ready after %.1f s", time.monotonic() - self._started)
 
     def _supervise(self) -> None:
         while not self._stop.received:

@@ -6,7 +6,6 @@ Called by __main__.py through run_child. Decides nothing.
 import gc
 import logging
 
-import msgspec
 import zmq
 
 from ..model_files.end_tokens import EndTokens, read_end_tokens
@@ -25,7 +24,7 @@ from .kv_event_publisher import KVEventPublisher
 from .loop_stamps import LoopStamps
 from .ranks import Ranks
 from .runner.facts import Runner
-from .runner.loading import choose_device, make_model_runner
+from .runner.loading import choose_device, choose_mode, make_model_runner
 from .runner.rank_group import join
 
 NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
@@ -39,14 +38,17 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
     ask_for_usual_slices()  # the threads that carry messages are there by now
+    device = choose_device(config.execution.device)
+    scheduling = resolve_scheduling(config.scheduling, device)
+    if config.execution.tensor_parallel > 1:
+        # Before the ranks are waited for: they would end with the same error first.
+        choose_mode(config.execution, device, config.model.model, scheduling.page_size)
     shard = join(0, config.links.run_dir, config.execution)
-    scheduling = resolve_scheduling(config.scheduling, choose_device(config.execution.device))
     ends = read_end_tokens(config.model.model)  # before the weights: it may refuse the files
     runner = make_model_runner(config.model, scheduling, config.execution, config.lora, shard)
     _log_end_tokens(ends)
     info = _info(scheduling, runner, ends.ids)
     log.info("%s", step_sizes(scheduling))
-    log.info("%s", msgspec.json.encode(msgspec.structs.asdict(info)).decode())
     limits = Limits(
         vocab_size=info.vocab_size,
         context_length=info.context_length,

@@ -162,7 +162,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
                 _stop_on_failure(front, stop),
                 _watch_progress(front),
                 door.serve(),
-                _announce(front, config, life, url_of(config.doors.host, listeners[0])),
+                _announce(front, config, life, (url_of(config.doors.host, listeners[0]), address)),
             ],
             config.drain_timeout,
         )
@@ -248,8 +248,11 @@ async def _watch_progress(front: Front) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str) -> None:
+async def _announce(
+    front: Front, config: FrontConfig, life: ChildLife, doors: tuple[str, str]
+) -> None:
     """Load the tokenizer beside the scheduler's loading, then tell the launcher that we serve."""
+    url, address = doors
     front.use_text(*await asyncio.to_thread(load_text, _local_path(config)))
     try:
         await front.load_first_adapters()
@@ -257,6 +260,8 @@ async def _announce(front: Front, config: FrontConfig, life: ChildLife, url: str
         if not front.drained.is_set():  # else the end came first, and is no failure
             raise
     await front.started.wait()
+    adapters = f"{len(config.lora.lora)} loaded" if config.lora.enabled else "off (--lora)"
+    log.info("listening: HTTP at %s, socket door at %s; adapters: %s", url, address, adapters)
     life.ready(url)
 
 

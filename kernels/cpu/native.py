@@ -6,6 +6,7 @@ compiler at installation), `load` says why and the torch path is used. Only kern
 
 import ctypes
 import importlib.util
+import platform
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 
@@ -31,6 +32,17 @@ PHASES = (  # of a step, in the order of the library's counters
     "down",
     "head",
 )
+
+
+_PLAIN = "plain C++ (this processor has none of the instructions that make it fast)"
+_X86_LEVELS = (  # as tl_best_isa counts them
+    _PLAIN,
+    "AVX2 (integer products take several instructions each)",
+    "AVX-VNNI (integer products of 256 bits)",
+    "AVX-512 VNNI (integer products of 512 bits, attention in bfloat16 by AVX2)",
+    "AVX-512 VNNI and BF16 (integer and bfloat16 products of 512 bits, its fastest)",
+)
+_ARM_LEVELS = (_PLAIN, "NEON with dot products (its fastest on Arm)")
 
 
 class NativeMissing(RuntimeError):
@@ -125,8 +137,8 @@ def load() -> ctypes.CDLL:
     spec = importlib.util.find_spec(f"{__package__}._native")
     if spec is None or spec.origin is None:
         raise NativeMissing(
-            "the native CPU library was not built; install a C++17 compiler with OpenMP and "
-            "install tokenloom again"
+            "the native CPU library was not built: install a C++17 compiler with OpenMP, then "
+            "tokenloom again without TOKENLOOM_NATIVE=0"
         )
     try:
         library = ctypes.CDLL(spec.origin)
@@ -143,6 +155,12 @@ def find() -> ctypes.CDLL | None:
         return load()
     except NativeMissing:
         return None
+
+
+def instruction_set() -> str:
+    """The one that the library uses on this machine, and what that means. Raises NativeMissing."""
+    levels = _X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else _ARM_LEVELS
+    return levels[load().tl_best_isa()]
 
 
 def _declare(library: ctypes.CDLL) -> None:

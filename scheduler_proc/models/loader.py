@@ -45,9 +45,14 @@ def load_model(
     the reason and what to do.
     """
     spec = _read_spec(path, context_length)
+    started = time.perf_counter()
+    mode = str(dtype).removeprefix("torch.")
+    _log_start(path, spec, mode)
     model = MODELS[spec.architecture](spec, dtype, device, shard)
+    num_bytes = sum(slot.nbytes for slot in model.weight_slots.values())
     _fill(model, path, load_format)
     model.finish()
+    _log_end(num_bytes, mode, started)
     return model
 
 
@@ -65,6 +70,8 @@ def load_packed_model(
     where they suit `kind`. Raises ModelError, and NativeMissing where there is no library.
     """
     spec = _read_spec(path, context_length)
+    started = time.perf_counter()
+    _log_start(path, spec, kind)
     exact: dict[str, Rows] = {}
     if path.endswith(".gguf") and load_format == "auto":
         exact = whole_groups(exact_rows(path, spec))
@@ -72,12 +79,20 @@ def load_packed_model(
         exact = {name: rows for name, rows in exact.items() if rows.format == "Q8_0"}
     model = MODELS[spec.architecture](spec, torch.float32, "cpu")
     _fill(model, path, load_format, exact)
-    started = time.perf_counter()
     packed = pack_model(model, kind, exact, threads)
     del model, exact
     release_memory()
-    log.info("packed to %s in %.1f s", kind, time.perf_counter() - started)
+    _log_end(packed.nbytes, kind, started)
     return packed
+
+
+def _log_start(path: str, spec: ModelSpec, mode: str) -> None:
+    log.info("loading %s (%s) in %s", path, spec.architecture, mode)
+
+
+def _log_end(num_bytes: int, mode: str, started: float) -> None:
+    seconds = time.perf_counter() - started
+    log.info("loaded in %.1f s: %.0f MB of weights in %s", seconds, num_bytes / 1e6, mode)
 
 
 def _read_spec(path: str, context_length: int | None) -> ModelSpec:
@@ -91,12 +106,9 @@ def _fill(
     exact: Mapping[str, Rows] = NOTHING,
 ) -> None:
     """What is in `exact` stays empty: memory that is never touched costs nothing."""
-    started = time.perf_counter()
-    log.info("loading %s (%s, %s)", path, model.spec.architecture, model.dtype)
     total = sum(slot.nbytes for name, slot in model.weight_slots.items() if name not in exact)
     with _bar(total) as bar:
         _read(model, path, load_format, exact, bar.update)
-    log.info("loaded %.0f MB in %.1f s", total / 1e6, time.perf_counter() - started)
 
 
 def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:

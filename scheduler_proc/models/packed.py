@@ -54,6 +54,14 @@ class PackedLlama:
             cos_sin=cos_sin,
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Of its linear maps and vocabulary."""
+        weights = self.weights
+        maps = [map for one in weights.layers for map in (one.qkv, one.o, one.gate_up, one.down)]
+        heads = {id(one): one for one in (weights.embedding, weights.head)}  # may be the same
+        return sum(one.nbytes for one in (*maps, *heads.values()))
+
     def pin(self, cpus: Sequence[int]) -> None:
         """Before the first step: a core for each thread. The one that calls `forward` is pinned."""
         self._cpus = cpus

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from ...kernels.cpu.native import NativeMissing
+from ...kernels.cpu.native import NativeMissing, instruction_set
 from ...kernels.cpu.native import load as load_native
 from ...kernels.decoder import cache_width, check_page_size
 from ...model_files.errors import ModelError
@@ -73,29 +73,26 @@ def make_model_runner(
     torch.set_num_threads(threads)
     device = choose_device(execution.device)
     mode = choose_mode(execution, device, model.model, scheduling.page_size)
-    if shard.size > 1 and mode not in _FLOATS:
-        raise ModelError(
-            f"--tp {shard.size} does not share out {mode} weights: it needs --dtype float32 or "
-            "bfloat16"
-        )
     kv_dtype = choose_kv_dtype(execution.kv_cache_dtype, device, mode)
     lora_rank = lora.max_lora_rank
     source = _Source(model.model, model, device, mode, kv_dtype, threads, lora_rank, shard)
-    runner: Runner
+    logger.info("%s", _where(source))
     if device == "cuda":
         # Slots of matrices, and twice the graphs: not where there can be no adapter.
         max_loras = lora.max_loras_per_batch if lora.enabled else 0
-        runner = _on_cuda(source, scheduling, execution, max_loras)
+        return _on_cuda(source, scheduling, execution, max_loras)
+    return ModelRunner(_load(source), scheduling, execution, lora.max_loras_per_batch)
+
+
+def _where(source: _Source) -> str:
+    """What computes, for the log."""
+    if source.device == "cuda":
+        what = f"CUDA device: {torch.cuda.get_device_name()}"
+    elif source.mode in _FLOATS:
+        what = f"CPU with torch in {source.mode}: {source.threads} threads"
     else:
-        runner = ModelRunner(_load(source), scheduling, execution, lora.max_loras_per_batch)
-    logger.info(
-        "running on %s in %s with %s KV and %d threads",
-        device,
-        mode,
-        str(kv_dtype).removeprefix("torch."),
-        threads,
-    )
-    return runner
+        what = f"native library: {instruction_set()}, {source.threads} threads"
+    return f"{what}; KV cache in {str(source.kv_dtype).removeprefix('torch.')}"
 
 
 def choose_device(asked: str) -> Device:
@@ -112,6 +109,17 @@ def choose_device(asked: str) -> Device:
 
 def choose_mode(execution: ExecutionConfig, device: Device, path: str, page_size: int) -> str:
     """Resolves `auto`, and refuses what cannot run here. Raises ModelError."""
+    mode = _choose_mode(execution, device, path, page_size)
+    ranks = execution.tensor_parallel
+    if ranks > 1 and mode not in _FLOATS:
+        raise ModelError(
+            f"--tp {ranks} does not share out {mode} weights (--dtype {execution.dtype}): it needs "
+            "--dtype bfloat16 or float32"
+        )
+    return mode
+
+
+def _choose_mode(execution: ExecutionConfig, device: Device, path: str, page_size: int) -> str:
     asked = execution.dtype
     if device == "cuda":
         if asked in ("int4", "int8"):
@@ -127,7 +135,7 @@ def choose_mode(execution: ExecutionConfig, device: Device, path: str, page_size
     except (NativeMissing, ValueError) as error:
         if asked != "auto":
             raise ModelError(f"--dtype {asked} is not possible: {error}") from error
-        logger.warning("running in float32, which is slower than int8: %s", error)
+        logger.warning("running in float32 with torch, about five times slower: %s", error)
         return "float32"
     if asked != "auto":
         return asked

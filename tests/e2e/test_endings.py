@@ -1,6 +1,7 @@
 """How a server ends: killed anywhere, told to stop while streams run, started again on its port."""
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -88,6 +89,21 @@ def test_killed_child_ends_all(name: str) -> None:
         else:
             reason = f"its {name} process died (killed by SIGKILL (often: out of memory))"
             assert [reason in words for words in streams.told] == [True, True], streams.told
+
+
+def test_a_start_is_told_in_a_few_lines_for_people(server: Server) -> None:
+    lines = server.log.splitlines()
+    first = lines[: next(n for n, line in enumerate(lines, 1) if "listening: HTTP at" in line)]
+    assert len(first) < 8, "with the one on standard output"
+    assert not [line for line in first if "{" in line], "no JSON"
+    (loaded,) = [line for line in first if "loaded in" in line]
+    size = re.search(r"loaded in [\d.]+ s: (\d+) MB of weights in (\w+)$", loaded)
+    assert size is not None, loaded
+    assert int(size[1]) > 50
+    assert size[2] == DTYPE
+    assert any(f"KV pool: {server.info()['max_total_num_tokens']} tokens" in line for line in first)
+    assert server.door in first[-1]
+    assert "adapters: off" in first[-1]
 
 
 @pytest.mark.parametrize("name", ["scheduler", "detokenizer"])

@@ -49,6 +49,16 @@ def answers(server: Server) -> list[list[int]]:
 
 
 @pytest.mark.slow
+def test_weights_that_cannot_be_shared_out_are_refused_before_anything_is_loaded() -> None:
+    with started_server("--tp", "2", "--device", "cpu") as server:
+        assert server.end() == 1
+        *_, last = server.log.splitlines()
+        assert "--tp 2 does not share out int4 weights (--dtype auto): it needs" in last
+        assert "loading" not in server.log
+        server.assert_nothing_lives()
+
+
+@pytest.mark.slow
 def test_two_ranks_answer_like_one_process_and_end_together(tiny: Path) -> None:
     with running_server(*FLAGS, "--model", str(tiny)) as server:
         expected = answers(server)

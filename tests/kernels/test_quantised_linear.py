@@ -1,9 +1,13 @@
 """Packed int8 and int4 linear maps: formats, every instruction set here, independence of rows."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from support.source_tree import ROOT
 
 from tokenloom.kernels.cpu import native
 from tokenloom.kernels.quantised_linear import (
@@ -136,3 +140,20 @@ def test_a_row_of_almost_nothing_gives_almost_nothing(isa: int, tiny: float) -> 
 def test_what_cannot_be_packed_is_refused(parts: list[Rows], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(parts, "int8")
+
+
+def test_every_level_of_the_library_has_a_name_for_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = (ROOT / "kernels/cpu/src/api.cpp").read_text()
+    x86, arm = (levels.split(",") for levels in re.findall(r"^  (kAnyMachine,.*)$", source, re.M))
+    for machine, levels in (("x86_64", x86), ("aarch64", arm)):
+        monkeypatch.setattr(native.platform, "machine", lambda machine=machine: machine)
+        names = []
+        for level in range(len(levels)):
+            library = SimpleNamespace(tl_best_isa=lambda level=level: level)
+            monkeypatch.setattr(native, "load", lambda library=library: library)
+            names.append(native.instruction_set())
+        assert len(set(names)) == len(levels)
+        assert "plain C++" in names[0]
+        assert "its fastest" in names[-1]

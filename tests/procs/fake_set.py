@@ -12,7 +12,7 @@ from tokenloom.wire.config import ServerConfig
 config, *behaviours = sys.argv[1:]
 behaviour = dict(item.split("=") for item in behaviours)
 script = str(Path(__file__).with_name("fake_child.py"))
-log.configure("launcher", "info")
+log.configure("launcher", "debug")
 status = serve(
     msgspec.json.decode(config, type=ServerConfig),
     {name: (sys.executable, script, name, behaviour.get(name, "well")) for name in COMMANDS},

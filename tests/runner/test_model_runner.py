@@ -480,8 +480,8 @@ def test_what_a_cuda_device_computes_in() -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "int4"])
 def test_packed_weights_are_not_shared_out_over_ranks(dtype: str, tiny_llama: Path) -> None:
-    execution = ExecutionConfig(device="cpu", dtype=dtype)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"--tp 2 does not share out int. weights: .* float32"):
+    execution = ExecutionConfig(device="cpu", dtype=dtype, tensor_parallel=2)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"--tp 2 does not share out int. weights .* float32"):
         make_model_runner(
             ModelConfig(model=str(tiny_llama)), SchedulingConfig(), execution, shard=Shard(0, 2)
         )

@@ -222,13 +222,15 @@ class Launcher:
     def _hear(self, timeout_ms: int) -> None:
         for message in self._mailbox.receive(timeout_ms):
             match message:
-                case ChildReady(name, detail):
+                case ChildReady(name, detail) if name in self._in_state(ChildState.STARTING):
                     self._children[name].move(ChildState.READY)
                     log.debug("%s is ready", name)
                     if name == FRONT:
                         self._url = detail
-                case ChildFailed(name, words):
+                case ChildFailed(name, words) if name in self._children:
                     self._last_words[name] = words
+                case _:  # of a stranger, or for the second time
+                    self._mailbox.strays.drop_message(message)
 
     def _obituary(self, name: str, status: int) -> str:
         story = self._children[name].story

@@ -7,6 +7,7 @@ that are not text pass through in the order in which they came. Requests and HTT
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
 import uvloop
 import zmq
 import zmq.asyncio
@@ -20,6 +21,8 @@ from ..wire.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     Drained,
+    Draining,
+    StatsOut,
     ToDetokenizer,
 )
 from .streams import Decode, Streams
@@ -63,6 +66,7 @@ async def serve(links: Links, decode: Decode, ready: Callable[[], None]) -> None
 async def _serve(
     mailbox: "AsyncMailbox[ToDetokenizer]", front: Outbox, scheduler: Outbox, streams: Streams
 ) -> None:
+    draining = False
     while True:
         for message in await mailbox.receive():
             match message:
@@ -72,9 +76,16 @@ async def _serve(
                         scheduler.send(word)
                     if outcome.rows:
                         front.send(BatchStrOut(outcome.rows))
+                case Draining():
+                    draining = True
+                case Drained() if not draining:
+                    mailbox.strays.drop_message(message)  # else it would end this process
                 case Drained():
                     log.debug("drained; %d rows had no stream", streams.unknown_rows)
                     front.send(message)
                     return
+                case StatsOut():
+                    dropped = mailbox.strays.total + streams.unknown_rows
+                    front.send(msgspec.structs.replace(message, detokenizer_strays_total=dropped))
                 case _:  # control messages, in the order in which they came
                     front.send(message)

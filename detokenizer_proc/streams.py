@@ -31,7 +31,7 @@ class Streams:
         self._decode = decode
         self._open: dict[int, _Stream] = {}
         self._ended: set[int] = set()
-        self.unknown_rows = 0  # dropped: their rid was never opened, or is over
+        self.unknown_rows = 0  # dropped: their rid was never opened, is over, or is opened again
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
@@ -49,6 +49,9 @@ class Streams:
                 self._ended.remove(row.rid)
             return
         try:
+            if row.opened is not None and row.rid in self._open:
+                self.unknown_rows += 1  # a stream is opened once
+                return
             if row.opened is not None:
                 self._open[row.rid] = _Stream(row.opened, self._decode)
             elif row.rid not in self._open:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..wire.kv_events import KVEvent
-from ..wire.messages import LoRALoaded, ToDetokenizer, ToScheduler
+from ..wire.messages import Draining, DrainReq, LoRALoaded, ToDetokenizer, ToScheduler
 from .core.scheduler import MAX_LAUNCHED, Scheduler
 from .step_log import StepLog
 from .worker_batch import LaunchedStep, LoRAOrders, ModelWorkerBatch
@@ -74,6 +74,8 @@ def event_loop(
         messages = _receive(scheduler, inbox, runner, stalled)
         _send(out, scheduler.expire(clock()))
         for message in messages:
+            if isinstance(message, DrainReq):
+                out.send(Draining())
             _send(out, scheduler.handle(message))
         for loaded in runner.loras.take_loaded():
             _send(out, scheduler.lora_loaded(loaded))

@@ -23,7 +23,7 @@ from ..wire.messages import (
 from ..wire.sampling import InvalidRequest
 from .errors import NoSuchAdapter, Refused, quoted
 from .limits import LORA_LOAD_SECONDS, MAX_PATH_CHARS
-from .lora_registry import BASE, LoRARegistry, Words
+from .lora_registry import BASE, LoadState, LoRARegistry, Words
 
 log = logging.getLogger(__name__)
 
@@ -118,11 +118,16 @@ class Adapters:
                 if lora_id != BASE:
                     self._tell(self.registry.unhold(lora_id))
 
-    def take(self, answer: LoRALoaded | LoRAUnloaded) -> None:
-        """What the scheduler says."""
+    def take(self, answer: LoRALoaded | LoRAUnloaded) -> bool:
+        """What the scheduler says; False, and nothing happens, if it was not asked for that."""
+        state = self.registry.state(answer.lora_id)
         if isinstance(answer, LoRAUnloaded):
+            if state is not LoadState.DRAINING:
+                return False
             self.registry.unloaded(answer.lora_id)
-            return
+            return True
+        if state is not LoadState.LOADING:
+            return False
         ref = self.registry.ref(answer.lora_id)
         if answer.ok:
             log.info("adapter %s is load %d, rank %d", ref.name, ref.lora_id, answer.rank)
@@ -130,6 +135,7 @@ class Adapters:
             log.warning("adapter %s cannot be loaded: %s", ref.name, answer.message)
         self._tell(self.registry.loaded(answer))
         self._answer(answer)
+        return True
 
     def end_all(self, finish: Finish) -> None:
         """The scheduler has ended and answers no more."""
@@ -180,8 +186,9 @@ class Adapters:
 
     def _answer(self, answer: LoRALoaded) -> None:
         """To all who wait for it; it may be nobody."""
-        coming = self._coming.pop(answer.lora_id)
-        coming.set_result(answer)
+        coming = self._coming.pop(answer.lora_id, None)
+        if coming is not None:  # else `end_all` has answered already
+            coming.set_result(answer)
 
     def _check_name(self, name: str) -> None:
         if not re.fullmatch(LORA_NAME, name):

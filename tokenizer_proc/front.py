@@ -37,6 +37,7 @@ from ..wire.messages import (
     TokenizedGenerateReq,
 )
 from ..wire.sampling import InvalidRequest, SamplingParams, check_sampling
+from ..wire.strays import Strays
 from .adapters import Adapters
 from .chat import ChatRenderer
 from .encode import TextEncoder
@@ -113,7 +114,9 @@ class Front:
         scheduler: Outbox,
         max_queued_requests: int,
         lora: LoRAConfig = NO_LORA,
+        strays: Strays | None = None,
     ) -> None:
+        self.strays = strays or Strays()  # the mailbox counts its malformed frames there as well
         self.model_name = model_name
         self.adapters = Adapters(
             lora, model_name, scheduler.send, max_queued_requests, self.require_ready
@@ -152,22 +155,24 @@ class Front:
             case BatchStrOut(rows=rows):
                 for row in rows:
                     self._deliver(row)
-            case StatsOut(seq=seq):
-                self._stats.take(seq, message)
-            case FlushOut(seq=seq):
-                self._flushes.take(seq, message)
-            case LoRALoaded() | LoRAUnloaded():
-                self.adapters.take(message)
-            case SchedulerReady(info=info):
+            case StatsOut(seq=seq) if self._stats.take(seq, message):
+                pass
+            case FlushOut(seq=seq) if self._flushes.take(seq, message):
+                pass
+            case LoRALoaded() | LoRAUnloaded() if self.adapters.take(message):
+                pass
+            case SchedulerReady(info=info) if self.info is None:
                 self.info = info
                 self._note_started()
-            case Drained():
+            case Drained() if self.draining and not self.drained.is_set():
                 self._end_all(_GONE)
-            case ChildDied(name=name, how=how):
+            case ChildDied(name=name, how=how) if name in ("scheduler", "detokenizer"):
                 self._sessions.draining = True
                 self.failed.set()
                 reason = f"{_GONE.message}: its {name} process died ({how})"
                 self._end_all(msgspec.structs.replace(_GONE, message=reason))
+            case _:
+                self.strays.drop_message(message)
 
     def tick(self, now: float) -> None:
         """Judge whether the processes behind make progress; call it about twice a second."""

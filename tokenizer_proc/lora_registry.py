@@ -109,6 +109,11 @@ class LoRARegistry:
             raise Refused(409, f"{MAX_KNOWN_LORAS} adapters are known here; unload some")
         return self._begin(name, path, pinned=pinned, full=409)
 
+    def state(self, lora_id: int) -> LoadState | None:
+        """None: there is no such load, or it is over."""
+        load = self._loads.get(lora_id)
+        return None if load is None else load.state
+
     def loaded(self, answer: LoRALoaded) -> Words:
         """The scheduler's answer: the name means this load from now on, or it leaves no trace."""
         load = self._load_of(answer.lora_id)

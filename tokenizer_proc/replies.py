@@ -30,11 +30,14 @@ class Replies(Generic[T]):
         finally:
             del self._waiting[seq]
 
-    def take(self, seq: int, answer: T) -> None:
-        """Nobody may wait for it any more."""
+    def take(self, seq: int, answer: T) -> bool:
+        """False for an answer to what was never asked; that nobody waits any more is no fault."""
+        if not 0 < seq <= self._last_seq:
+            return False
         waiter = self._waiting.get(seq)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
+        return True
 
     def fail_all(self, error: Exception) -> None:
         for waiter in self._waiting.values():

@@ -26,6 +26,7 @@ from ..wire.child import ChildLife
 from ..wire.config import FrontConfig
 from ..wire.door_config import DoorConfig
 from ..wire.messages import ToFront
+from ..wire.strays import Strays
 from .adapters import AdapterError
 from .doors.connection import http_protocol
 from .doors.http import HttpDoor
@@ -146,9 +147,10 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         scheduler = Outbox(plain, config.links.scheduler)
         stack.callback(scheduler.close)
-        mailbox = AsyncMailbox(context, config.links.front, codec.to_front())
+        strays = Strays()
+        mailbox = AsyncMailbox(context, config.links.front, codec.to_front(), strays)
         stack.callback(mailbox.close)
-        front = _make_front(config, scheduler)
+        front = _make_front(config, scheduler, strays)
         address = config.doors.socket or paths.door_address(listeners[0].getsockname()[1])
         door = SocketDoor(front, address, socket_limits)
         stack.callback(door.close)
@@ -203,10 +205,10 @@ def share_files(allowed: int, http: int) -> tuple[int, int]:
     return room - sockets, sockets
 
 
-def _make_front(config: FrontConfig, scheduler: Outbox) -> Front:
+def _make_front(config: FrontConfig, scheduler: Outbox, strays: Strays) -> Front:
     path = _local_path(config)
     name = config.model.served_model_name or model_name(path, path)
-    return Front(name, scheduler, config.doors.max_queued_requests, config.lora)
+    return Front(name, scheduler, config.doors.max_queued_requests, config.lora, strays)
 
 
 async def _run_until(

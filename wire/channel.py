@@ -5,7 +5,6 @@ of peers; frames are typed, bounded in size, and dropped with a count when they 
 never block: what may pile up is bounded at the front's doors, not here.
 """
 
-import logging
 import os
 from typing import Any, Generic, TypeVar
 
@@ -14,13 +13,12 @@ import zmq
 import zmq.asyncio
 
 from . import codec
+from .strays import Strays
 
 M = TypeVar("M")
 MAX_FRAME_BYTES = 64 << 20
 LINGER_MS = 1000  # time for the last words of a process that ends
 IPC_PATH_LIMIT = 107  # bytes; the platform's limit for a socket path
-
-log = logging.getLogger(__name__)
 
 
 class AddressTooLong(ValueError):
@@ -60,9 +58,9 @@ def _bind(socket: "zmq.Socket[Any]", address: str) -> None:
 class _Decoding(Generic[M]):
     """Typed decoding that survives any bytes."""
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[M]") -> None:
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[M]", strays: Strays | None) -> None:
         self._decoder = decoder
-        self.malformed = 0
+        self.strays = strays or Strays()
 
     def decode(self, frames: list[bytes]) -> list[M]:
         messages = []
@@ -70,8 +68,7 @@ class _Decoding(Generic[M]):
             try:
                 messages.append(self._decoder.decode(frame))
             except (msgspec.DecodeError, RecursionError) as error:
-                self.malformed += 1
-                log.warning("dropped a malformed frame of %d bytes: %s", len(frame), error)
+                self.strays.drop_frame(frame, error)
         return messages
 
 
@@ -100,12 +97,14 @@ class Mailbox(Generic[M]):
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
         decoder: "msgspec.msgpack.Decoder[M]",
+        strays: Strays | None = None,
     ) -> None:
         check_ipc_path(address)
         self._socket = context.socket(zmq.PULL)
         _options(self._socket)
         _bind(self._socket, address)
-        self._decoding = _Decoding(decoder)
+        self._decoding = _Decoding(decoder, strays)
+        self.strays = self._decoding.strays
 
     def receive(self, timeout_ms: int | None = 0) -> list[M]:
         """All messages that are there; waits `timeout_ms` (None: for ever) for a first one."""
@@ -125,13 +124,15 @@ class AsyncMailbox(Generic[M]):
         context: zmq.asyncio.Context,
         address: str,
         decoder: "msgspec.msgpack.Decoder[M]",
+        strays: Strays | None = None,
     ) -> None:
         check_ipc_path(address)
         self._socket = context.socket(zmq.PULL)
         _options(self._socket)
         _bind(self._socket, address)
         self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        self._decoding = _Decoding(decoder)
+        self._decoding = _Decoding(decoder, strays)
+        self.strays = self._decoding.strays
 
     async def receive(self) -> list[M]:
         """Wait for a first message, then take all that are there."""

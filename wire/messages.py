@@ -181,6 +181,7 @@ class StatsOut(_Internal, frozen=True):
     evicted_pages_total: int = 0
     tree_nodes: int = 0
     tree_pages: int = 0  # in the prefix tree, locked ones included
+    detokenizer_strays_total: int = 0  # messages and frames that the detokenizer dropped
 
 
 class FlushOut(_Internal, frozen=True):
@@ -208,6 +209,10 @@ class Drained(_Internal, frozen=True):
     pass
 
 
+class Draining(_Internal, frozen=True):
+    """A drain has begun; without it a Drained is not believed."""
+
+
 class LoopStamp(_Internal, frozen=True):
     """What the scheduler's loop is doing, once a second: one stamp to the front, and one by way of
     the detokenizer, so that its silence shows as well.
@@ -229,6 +234,7 @@ ToDetokenizer = (
     | LoRALoaded
     | LoRAUnloaded
     | LoopStamp
+    | Draining
 )
 
 

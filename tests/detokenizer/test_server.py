@@ -18,6 +18,7 @@ from tokenloom.wire.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     Drained,
+    Draining,
     Finish,
     FlushOut,
     LoopStamp,
@@ -110,6 +111,8 @@ def test_batches_become_text_and_drained_ends_the_loop(tmp_path: Path) -> None:
             peers.send(LoopStamp(5, False, 64, 1.5, True))
             length = Finish("length")
             peers.send(BatchTokenIDOut([TokenIDOut(1, rest, length, 4), TokenIDOut(2, (98, 99))]))
+            peers.send(Drained())  # nobody drains: it is dropped
+            peers.send(Draining())
             peers.send(Drained())
             got = await peers.at_front(8)
             assert got == [

@@ -399,6 +399,7 @@ def test_counts_end_at_zero_however_requests_end(door: Door, root: Path) -> None
         lost = ask(["x"])
         await submitted(door, 6)
         assert door.front.adapters.registry.running() == {1: 1}
+        door.front.drain(1.0)
         door.front.dispatch(Drained())
         assert (await lost.end()).status == 503
 
@@ -444,6 +445,7 @@ def test_while_the_model_loads_and_when_the_scheduler_ends(root: Path) -> None:
     async def scenario() -> Exchange:
         call = door.open("POST", LOAD, body)
         await loading(door)
+        door.front.drain(1.0)
         door.front.dispatch(Drained())
         return await call.end()
 

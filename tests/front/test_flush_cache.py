@@ -86,6 +86,7 @@ def test_while_loading_and_when_the_scheduler_ends(door: Door) -> None:
     async def scenario() -> Exchange:
         call = door.open("POST", "/flush_cache?timeout=600")
         await asked(door)
+        door.front.drain(1.0)
         door.front.dispatch(Drained())
         return await call.end()
 

@@ -92,6 +92,7 @@ def test_drained_leaves_nobody_waiting(door: Door) -> None:
     async def scenario() -> Exchange:
         call = door.open("POST", CHAT, HELLO)
         await submitted(door)
+        door.front.drain(1.0)
         door.front.dispatch(Drained())
         return await call.end()
 
@@ -243,7 +244,7 @@ def test_server_info(door: Door) -> None:
     info = door.call("GET", "/get_server_info").json()
     assert info["max_total_num_tokens"] == 1024
     assert info["internal_states"] == [{"effective_max_running_requests_per_dp": 8}]
-    assert info["front"] == {"requests_in_flight": 0, "late_rows_total": 0}
+    assert info["front"] == {"requests_in_flight": 0, "late_rows_total": 0, "strays_total": 0}
     assert (info["scheduler"]["step"], info["scheduler"]["free_rows"]) == (7, 6)
     assert (info["scheduler"]["tree_nodes"], info["scheduler"]["tree_pages"]) == (13, 14)
     assert door.call("GET", "/server_info").json()["served_model_name"] == MODEL

@@ -104,7 +104,7 @@ def test_malformed_frames_are_dropped_and_counted(
         while not messages:
             messages = mailbox.receive(WAIT_MS)
     assert messages == [AbortReq(9)]
-    assert mailbox._decoding.malformed == len(MALFORMED)
+    assert mailbox.strays.malformed == len(MALFORMED)
     mailbox.close()
 
 

@@ -54,6 +54,7 @@ class SchedulerNumbers(msgspec.Struct, frozen=True):
     evicted_pages_total: int
     tree_nodes: int
     tree_pages: int
+    detokenizer_strays_total: int
 
 
 class InternalState(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ class KVEvents(msgspec.Struct, frozen=True):
 class FrontNumbers(msgspec.Struct, frozen=True):
     requests_in_flight: int
     late_rows_total: int
+    strays_total: int  # messages and frames from other processes that were dropped
 
 
 def _status(front: Front) -> str:
@@ -171,7 +173,7 @@ async def server_info(front: Front, exchange: Exchange) -> None:
             chunked_prefill_size=None if info is None else info.chunked_prefill_size,
             dtype=None if info is None else info.dtype,
             internal_states=_internal_states(info),
-            front=FrontNumbers(front.in_flight, front.late_rows),
+            front=FrontNumbers(front.in_flight, front.late_rows, front.strays.total),
             scheduler=await _scheduler_numbers(front),
             kv_events=None if info is None else _kv_events(info),
         ),

@@ -1,0 +1,34 @@
+"""Strays: what arrives in a mailbox and cannot be meant is counted, logged now and then, dropped.
+
+A frame that does not decode is one, and so is a well-typed message about something that never was:
+an answer that nobody asked for, a child that nobody started. Each receiver says which those are.
+"""
+
+import logging
+
+import msgspec
+
+from .log_limit import LogLimit
+
+SHOWN_CHARS = 200  # of a message, in the log
+
+log = logging.getLogger(__name__)
+
+
+class Strays:
+    def __init__(self) -> None:
+        self.malformed = 0
+        self.unexpected = 0
+        self._log = LogLimit(log)
+
+    @property
+    def total(self) -> int:
+        return self.malformed + self.unexpected
+
+    def drop_frame(self, frame: bytes, error: Exception) -> None:
+        self.malformed += 1
+        self._log.warning("dropped a malformed frame of %d bytes: %s", len(frame), error)
+
+    def drop_message(self, message: msgspec.Struct) -> None:
+        self.unexpected += 1
+        self._log.warning("dropped an unexpected message: %s", repr(message)[:SHOWN_CHARS])

@@ -47,8 +47,8 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(self)
         self._progress = Progress(self._loop.time(), self.rules)
         self._timer: asyncio.TimerHandle | None = None
-        self._may_write = asyncio.Event()
-        self._may_write.set()
+        self.may_write = asyncio.Event()
+        self.may_write.set()
         self._reading_paused = False
         self._received = bytearray()  # and not read yet
         self._unanswered: deque[Cycle] = deque()  # the first one is being served
@@ -83,15 +83,15 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._drop_cycles()
-        self._may_write.set()
+        self.may_write.set()
 
     def pause_writing(self) -> None:
-        self._may_write.clear()
+        self.may_write.clear()
         self._progress.blocked(self._loop.time(), self._transport.get_write_buffer_size())
         self._settle()
 
     def resume_writing(self) -> None:
-        self._may_write.set()
+        self.may_write.set()
         self._progress.unblocked(self._loop.time())
         self._loop.call_soon(self._read_on)
 
@@ -106,9 +106,6 @@ class HttpConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
-
-    async def writable(self) -> None:
-        await self._may_write.wait()
 
     def body_taken(self) -> None:
         self._pace_reading()

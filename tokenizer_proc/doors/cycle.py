@@ -25,9 +25,9 @@ _STATUS_LINES = {
 class Line(Protocol):
     """What a Cycle needs of its connection."""
 
-    def write(self, data: bytes) -> None: ...
+    may_write: asyncio.Event  # the client takes what is sent
 
-    async def writable(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
 
     def body_taken(self) -> None: ...
 
@@ -108,7 +108,8 @@ class Cycle:
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        await self._line.writable()
+        if not self._line.may_write.is_set():
+            await self._line.may_write.wait()
         if self.gone:
             return
         if message["type"] == "http.response.start":

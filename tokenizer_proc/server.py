@@ -38,7 +38,7 @@ from .front import Front
 from .limits import MAX_SOCKET_CONNECTIONS, SHUTDOWN_SECONDS
 from .progress import TICK_S
 
-BACKLOG = 2048
+BACKLOG = 2048  # connections that one turn may accept before those that give way are closed
 OTHER_FILES = 256  # open files that are no connection of a client, or one not yet refused
 
 log = logging.getLogger(__name__)
@@ -179,8 +179,9 @@ def _allow_open_files(doors: DoorConfig) -> tuple[DoorConfig, DoorLimits]:
     wanted = doors.max_connections + MAX_SOCKET_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = soft
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    wished = wanted + BACKLOG  # above it, nothing is accepted for a moment
+    if soft != resource.RLIM_INFINITY and soft < wished:
+        allowed = wished if hard == resource.RLIM_INFINITY else min(wished, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed == resource.RLIM_INFINITY:
         allowed = wanted

@@ -377,14 +377,15 @@ def test_one_family_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-ALL_FILES = 2000 + limits.MAX_SOCKET_CONNECTIONS + server.OTHER_FILES
+ALL_FILES = 2000 + limits.MAX_SOCKET_CONNECTIONS + server.OTHER_FILES + server.BACKLOG
 NO_LIMIT = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(
     ("limited", "raised", "http"),
     [
-        ((1024, 4096), [(ALL_FILES, 4096)], 2000),
+        ((1024, 8192), [(ALL_FILES, 8192)], 2000),
+        ((1024, 4096), [(4096, 4096)], 2000),
         ((1024, NO_LIMIT), [(ALL_FILES, NO_LIMIT)], 2000),
         ((1024, 1512), [(1512, 1512)], 1000),  # half of the connections of each door
         ((ALL_FILES, ALL_FILES), [], 2000),

@@ -122,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
             self._serve(self._unanswered[0])
         elif self._refusal is not None:
             self._refuse(self._refusal)
-        elif self._received:
+        if self._received:
             self._loop.call_soon(self._read_on)
         self._settle()
 

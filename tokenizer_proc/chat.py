@@ -13,8 +13,7 @@ from ..wire.client_messages import ChatMessage
 from ..wire.sampling import InvalidRequest
 from .checked_template import CheckedTemplate
 from .content_guard import ContentGuard, Cover, StandInsExhausted
-
-MAX_MESSAGES = 256
+from .limits import MAX_MESSAGES
 
 
 class ChatRenderer:

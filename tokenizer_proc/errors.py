@@ -48,6 +48,13 @@ def quoted(value: str) -> str:
     return f"{value[:MAX_QUOTED_CHARS]!r}... ({len(value)} characters)"
 
 
+def shortened(text: str) -> str:
+    """A text of somebody else's, such as a library's message about a client's value."""
+    if len(text) <= MAX_QUOTED_CHARS:
+        return text
+    return f"{text[:MAX_QUOTED_CHARS]}... ({len(text)} characters)"
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for an error message, as many as can be read."""
     left = len(names) - MAX_LISTED_NAMES

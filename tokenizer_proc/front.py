@@ -58,6 +58,9 @@ from .sessions import Delivery, Session, SessionTable
 
 NO_LORA = LoRAConfig()
 _ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+NO_LIMIT = -1  # as max_new_tokens: all that fits
+RANDOM_SEED = -1  # as SGLang's and llama.cpp's clients mean it
+TOO_LONG = "context_length_exceeded"  # the code that clients shorten their prompts on
 
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
@@ -244,21 +247,32 @@ class Front:
         return self.info
 
     async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of plain prompts; InvalidRequest when one cannot fit the context."""
+        """Token ids of plain prompts; InvalidRequest for the first that cannot fit the context."""
         encoder, _ = self._require_text(max(map(len, texts)))
-        chars = sum(map(len, texts))
-        return await self._encoding.run(lambda: [encoder.encode(text) for text in texts], chars)
+        info = self.require_ready()
+
+        def encode(text: str) -> list[int]:
+            ids = encoder.encode(text)
+            check_fits(len(ids), info)
+            return ids
+
+        return await self._encoding.run(encode, texts, len)
 
     async def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
         """Token ids of a conversation up to the point where the assistant speaks."""
         chars = sum(len(message.content) + len(message.name or "") for message in messages)
         _, renderer = self._require_text(chars)
-        return await self._encoding.run(lambda: renderer.encode(messages), chars)
+        (ids,) = await self._encoding.run(renderer.encode, [messages], lambda _: chars)
+        return ids
 
     def room(self, prompt_tokens: int) -> int:
         """The longest answer in tokens that fits behind such a prompt; below 1: none."""
+        return self.context_length() - prompt_tokens
+
+    def context_length(self) -> int:
+        """Tokens of the longest prompt and answer. Raises Refused while loading and draining."""
         info = self.require_ready()
-        return min(info.context_length, info.max_total_tokens) - prompt_tokens
+        return min(info.context_length, info.max_total_tokens)
 
     def submit(
         self,
@@ -273,10 +287,13 @@ class Front:
         InvalidRequest (the request can never be served) or Refused (not now).
         """
         info = self.require_ready()
+        if sampling.max_new_tokens == NO_LIMIT:
+            sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
         check_sampling(sampling, info.vocab_size)
+        check_fits(len(input_ids), info)  # before anything walks through them
         _check_ids(input_ids, info.vocab_size)
         sampling = _resolve_lengths(len(input_ids), sampling, info)
-        if sampling.seed is None:
+        if sampling.seed in (None, RANDOM_SEED):
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         session = self._sessions.open(len(input_ids), lora_id)
         self.adapters.registry.admit(lora_id)
@@ -350,6 +367,7 @@ class Front:
                 "prompt",
                 f"the prompt has {chars} characters; a context of {info.context_length} tokens "
                 f"takes at most {limit}",
+                TOO_LONG,
             )
         if self._text is None:
             raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)
@@ -371,26 +389,37 @@ def _check_ids(input_ids: list[int], vocab_size: int) -> None:
     )
 
 
+def check_fits(prompt_tokens: int, info: SchedulerInfo) -> None:
+    """Raise InvalidRequest unless the prompt leaves room for one token of an answer."""
+    limit, what = _room(info)
+    if prompt_tokens >= limit:
+        raise InvalidRequest(
+            "input_ids",
+            f"the prompt has {prompt_tokens} tokens; {what} {limit}, one of them for the answer",
+            TOO_LONG,
+        )
+
+
+def _room(info: SchedulerInfo) -> tuple[int, str]:
+    """Tokens of prompt and answer together, and whose limit that is."""
+    if info.max_total_tokens < info.context_length:
+        return info.max_total_tokens, "the KV pool has room for"
+    return info.context_length, "the context has"
+
+
 def _resolve_lengths(
     prompt_tokens: int, sampling: SamplingParams, info: SchedulerInfo
 ) -> SamplingParams:
     """Fill in max_new_tokens, or raise InvalidRequest naming the limit that is broken."""
-    if info.max_total_tokens < info.context_length:
-        limit, what = info.max_total_tokens, "the KV pool has room for"
-    else:
-        limit, what = info.context_length, "the context has"
+    limit, what = _room(info)
     room = limit - prompt_tokens
-    if room < 1:
-        raise InvalidRequest(
-            "input_ids",
-            f"the prompt has {prompt_tokens} tokens; {what} {limit}, one of them for the answer",
-        )
     wanted = sampling.max_new_tokens
     if wanted is not None and wanted > room:
         raise InvalidRequest(
             "max_new_tokens",
             f"the prompt has {prompt_tokens} tokens and max_new_tokens is {wanted}; "
             f"{what} {limit} for both",
+            TOO_LONG,
         )
     if sampling.min_new_tokens > (wanted or room):
         raise InvalidRequest(

@@ -11,6 +11,7 @@ import msgspec
 
 from ..wire.sampling import InvalidRequest
 from .limits import MAX_LABEL_CHARS
+from .whole_numbers import Number, whole
 
 _INT32 = 1 << 31
 _BEARER = b"bearer "
@@ -29,7 +30,7 @@ class Labelled(Protocol):
     """The fields as clients send them, spelt alike at every door; None means unset."""
 
     @property
-    def priority(self) -> int | None: ...
+    def priority(self) -> Number | None: ...
 
     @property
     def user(self) -> str | None: ...
@@ -40,12 +41,11 @@ class Labelled(Protocol):
 
 def labels_of(request: Labelled, authorization: bytes | None = None) -> Labels:
     """Raises InvalidRequest. The tenant is `user`, else who holds the token of the header."""
-    priority, user, salt = request.priority or 0, request.user or "", request.cache_salt
+    priority = whole(request.priority, "priority") or 0
+    user, salt = request.user or "", request.cache_salt
     if not -_INT32 <= priority < _INT32:
         raise InvalidRequest("priority", "priority must fit 32 signed bits")
     _check_length("user", user)
-    if not user.isprintable():  # it ends up in logs
-        raise InvalidRequest("user", "user must consist of printable characters")
     if salt is not None:
         if not salt:  # whoever asks for a cache of their own must not get everybody's
             raise InvalidRequest("cache_salt", "cache_salt is empty")

@@ -1,8 +1,20 @@
 """Every bound of the front and its doors that is not a flag, in one table. PURE.
 
-Bounds of single sampling fields live in `wire.sampling`, flags in `wire.door_config.DoorConfig`.
+Those that clients know too come from `wire.limits`; flags live in `wire.door_config.DoorConfig`.
 """
 
+from ..wire.limits import MAX_INPUT_IDS as MAX_INPUT_IDS
+from ..wire.limits import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
+from ..wire.limits import MAX_MESSAGES as MAX_MESSAGES
+from ..wire.limits import MAX_REQUEST_BYTES as MAX_REQUEST_BYTES
+from ..wire.limits import MAX_STOP_CHARS as MAX_STOP_CHARS
+from ..wire.limits import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from ..wire.limits import MAX_STOP_TOKEN_IDS as MAX_STOP_TOKEN_IDS
+
+BODY_OVERHEAD_BYTES = 1 << 20  # a body beside its prompt; see body_limit
+BODY_BYTES_PER_TOKEN = 64  # MAX_CHARS_PER_TOKEN characters of four bytes each
+MAX_CONTENT_PARTS = 4096  # parts of content in all messages of a chat
+MAX_SAMPLING_BYTES = 1 << 20  # sampling_params of a batch; `sampling` at the socket
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
@@ -52,3 +64,10 @@ SOCKET_STALL_SECONDS = 10.0  # how long a last word waits for a client that does
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503
 RETRY_AFTER_LOADING = 5
 RETRY_AFTER_DRAINING = 10
+
+
+def body_limit(context_length: int | None, most: int) -> int:
+    """Bytes that a body may have: room for a prompt of the whole context, `most` at the outside."""
+    if context_length is None:  # the model loads
+        return most
+    return min(most, BODY_OVERHEAD_BYTES + BODY_BYTES_PER_TOKEN * context_length)

@@ -6,10 +6,12 @@ Maps that refuse unknown keys, so that a misspelt field is an error. Between the
 server other structs travel: `messages`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from .limits import MAX_INPUT_IDS, MAX_MESSAGES
 from .sampling import SamplingParams
 
 
@@ -28,8 +30,8 @@ class Generate(_FromClient, frozen=True, tag="generate"):
 
     rid: str
     text: str | None = None
-    input_ids: list[int] | None = None
-    messages: list[ChatMessage] | None = None
+    input_ids: Annotated[list[int], Meta(max_length=MAX_INPUT_IDS)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] | None = None
     sampling: SamplingParams = SamplingParams()
     stream: bool = True
     priority: int = 0
@@ -107,6 +109,7 @@ class Failed(_ToClient, frozen=True, tag="failed"):
     message: str
     param: str | None = None
     retry_after: int | None = None  # seconds
+    code: str | None = None  # for clients that act on it, such as "context_length_exceeded"
 
 
 class Pong(_ToClient, frozen=True, tag="pong"):

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from .channel import check_ipc_path
+from .limits import MAX_REQUEST_BYTES as MAX_REQUEST_BYTES
 
 LOOPBACK = "127.0.0.1"
-MAX_REQUEST_BYTES = 4 << 20  # one message of a client; the door answers 413 above it
 
 
 class BadAddress(ValueError):

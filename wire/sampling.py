@@ -6,29 +6,33 @@ no field here.
 """
 
 import math
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-MAX_LOGIT_BIAS = 300
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 64
+from .limits import MAX_LOGIT_BIAS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+
 GREEDY_BELOW = 1e-5  # a smaller temperature means greedy: dividing by it would overflow float32
 _INT64 = 1 << 63
 _INT32_MAX = (1 << 31) - 1
 
 
 class InvalidRequest(ValueError):
-    """A request that breaks a bound: `param` names the field, the message names the limit."""
+    """A request that breaks a bound: `param` names the field, the message names the limit.
 
-    def __init__(self, param: str, message: str) -> None:
+    `code` is for clients that act on it, such as "context_length_exceeded".
+    """
+
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.message = message
+        self.code = code
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Names and meanings are SGLang's. `max_new_tokens=None` asks for all that fits the context."""
+    """Names and meanings are SGLang's. None or -1 as `max_new_tokens` asks for all that fits."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -39,10 +43,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: int | None = None  # -1: random, as None
+    stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False  # keep the matched stop string or token in the text

@@ -15,7 +15,7 @@ import torch
 from ...kernels.cuda import sampling as kernel
 from ...kernels.cuda.sampling import LADDER, Needs
 from ...kernels.sampling import Draw
-from ...wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from ...wire.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from ..worker_batch import RowOpen
 
 # Of a row: its bias, its stop ids, and the model's own end tokens.

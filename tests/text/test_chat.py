@@ -12,7 +12,8 @@ from tokenloom.model_files.chat_template import read_chat_template
 from tokenloom.model_files.errors import ModelError
 from tokenloom.model_files.resolve import resolve_model
 from tokenloom.model_files.tokenizer import load_tokenizer, read_special_tokens
-from tokenloom.tokenizer_proc.chat import MAX_MESSAGES, ChatRenderer
+from tokenloom.tokenizer_proc.chat import ChatRenderer
+from tokenloom.tokenizer_proc.limits import MAX_MESSAGES
 from tokenloom.wire.client_messages import ChatMessage
 from tokenloom.wire.sampling import InvalidRequest
 

@@ -1,74 +1,120 @@
-"""From the bytes of a body to a typed struct, strictly; and the refusal of what we do not do.
+"""From the bytes of a body to a typed struct, in one pass of the decoder.
 
-Wrong input leaves as InvalidRequest that names the field. Unknown fields are ignored (routers add a
-dozen); known ones that would change the answer and cannot be honoured are refused by name.
+Nothing untyped is built: a field that is refused is a `msgspec.Raw`, a view into the body, and what
+no struct names is skipped. So an object, a list or a key that nobody asked for costs a few
+nanoseconds and no memory, and no body holds the event loop (bench/body_cost.py measures it). Lists
+whose entries cost much more than their bytes are fields of type Raw too, and are decoded only after
+their entries were counted.
+
+Wrong input leaves as InvalidRequest that names the field. A key that stands twice has its last
+value; fields that nobody reads are skipped with whatever well-formed JSON they hold.
 """
 
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from ...wire.sampling import InvalidRequest
+from ..errors import shortened
+from ..limits import MAX_PROMPTS
+from .refused_fields import Refusal, check_refused
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
-# field -> values that ask for nothing; null always does
-Neutral = Mapping[str, tuple[object, ...]]
+Prompt = str | list[str] | list[int] | list[list[int]]
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_UNSET = (b"", b"null")
+
+_texts = msgspec.json.Decoder(str | list[str])
+_ids = msgspec.json.Decoder(list[int])
+_lists_of_ids = msgspec.json.Decoder(list[list[int]])
 
 
-def parse_fields(body: bytes) -> dict[str, Any]:
-    """The body as a plain JSON object; only to look at which fields were set.
+class BodyReader(Generic[T]):
+    """Reads bodies of one route: its struct, and the fields that it refuses by name."""
 
-    Refuses what the typed decoder would overlook: bytes that are not UTF-8, duplicate keys, and
-    nesting too deep for the interpreter.
-    """
-    try:
-        fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("body", f"the body is not valid JSON: {_reason(error)}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("body", "the body must be a JSON object")
-    return fields
+    def __init__(self, struct: type[T], refused: Mapping[str, Refusal]) -> None:
+        self.struct = struct
+        self.refused = refused
+        fields = [(name, msgspec.Raw, msgspec.Raw()) for name in refused]
+        body = msgspec.defstruct(
+            f"{struct.__name__}Body", fields, bases=(struct,), frozen=True, kw_only=True
+        )
+        self._decoder = msgspec.json.Decoder(cast(type[T], body))
+
+    def read(self, body: bytes | msgspec.Raw, where: str = "") -> T:
+        """`where` is the field that holds the object, for complaints. Raises InvalidRequest."""
+        value = decode(body, self._decoder, where)
+        for name, refusal in self.refused.items():
+            raw: msgspec.Raw = getattr(value, name)
+            if raw:
+                check_refused(name, bytes(raw), refusal)
+        # Not the decoded value: its Raw fields keep the whole body in memory.
+        kept: dict[str, Any] = {
+            name: getattr(value, name) for name in self.struct.__struct_fields__
+        }
+        return self.struct(**kept)
 
 
-def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[V]", where: str = "") -> V:
     try:
         return decoder.decode(body)
     except RecursionError:
-        raise InvalidRequest("body", "the body is nested too deeply") from None
+        raise InvalidRequest(where or "body", "the body is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(str(error), where) from None
     except msgspec.DecodeError as error:
-        # What Python's own parser let through: values that JSON does not have.
-        for where, what in _not_json(json.loads(body), ""):
-            raise InvalidRequest(where, f"{where}: {what} is not valid JSON") from None
-        raise InvalidRequest("body", f"the body is not valid JSON: {error}") from None
+        reason = str(error)
+        if "truncated" in reason:  # so msgspec says of half a surrogate pair, too
+            reason += ", or a \\u escape is half of a surrogate pair"
+        raise InvalidRequest(where or "body", f"the body is not valid JSON: {reason}") from None
 
 
-def _not_json(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """The path and the kind of every NaN, infinity and lone surrogate in `value`."""
-    match value:
-        case float() if not math.isfinite(value):
-            yield _field(where), str(value)
-        case str() if any("\ud800" <= character <= "\udfff" for character in value):
-            yield _field(where), "a lone surrogate"
-        case list():
-            for index, item in enumerate(value):
-                yield from _not_json(item, f"{where}[{index}]")
-        case dict():
-            for key, item in value.items():
-                yield from _not_json(key, where)
-                yield from _not_json(item, f"{where}.{key}")
+def is_set(raw: msgspec.Raw) -> bool:
+    """Whether a field was given; null means unset."""
+    return len(raw) > 4 or bytes(raw) not in _UNSET
 
 
-def _named(message: str) -> InvalidRequest:
+def read_ids(raw: msgspec.Raw, name: str, most_ids: int) -> list[int] | list[list[int]]:
+    """Token ids of one prompt or of several. Nothing is decoded that is longer than `most_ids`."""
+    text = bytes(raw)
+    if not re.match(rb"\[\s*\[", text):
+        _check_count(text.count(b",") + 1, most_ids, name)
+        return decode(raw, _ids, name)
+    # Every list begins with a bracket, and lists of numbers hold no others.
+    prompts = text.count(b"[") - 1
+    if prompts > MAX_PROMPTS:
+        raise too_many_prompts(prompts, name)
+    _check_count(text.count(b",") + 1, most_ids * prompts, name)
+    return decode(raw, _lists_of_ids, name)
+
+
+def read_prompt(raw: msgspec.Raw, name: str, most_ids: int) -> Prompt:
+    """A text, texts, token ids, or lists of token ids, as the first entry tells."""
+    if re.match(rb'(\[\s*)?"', bytes(raw)):
+        return decode(raw, _texts, name)
+    return read_ids(raw, name, most_ids)
+
+
+def too_many_prompts(count: int, name: str) -> InvalidRequest:
+    return InvalidRequest(name, f"{name} has {count} prompts; at most {MAX_PROMPTS} are allowed")
+
+
+def _check_count(count: int, most: int, name: str) -> None:
+    if count > most:
+        raise InvalidRequest(
+            name,
+            f"{name} has {count} token ids; the maximum context length allows {most}",
+            "context_length_exceeded",
+        )
+
+
+def _named(message: str, where: str) -> InvalidRequest:
     """msgspec's "Expected `int`, got `str` - at `$.stop[0]`" with the field as its subject."""
     found = _PATH.search(message)
     param = found.group(1).removesuffix("[...]") if found else ""
@@ -76,41 +122,7 @@ def _named(message: str) -> InvalidRequest:
     missing = _MISSING.search(text)
     if missing:
         param = f"{param}.{missing.group(1)}".lstrip(".")
-    param = _field(param)
-    return InvalidRequest(param, f"{param}: {text}")
-
-
-def _field(path: str) -> str:
-    """A path in the body as complaints name it."""
-    return path.removeprefix(".").removeprefix("sampling_params.") or "body"
-
-
-def refuse_unsupported(fields: dict[str, Any], neutral: Neutral, why: str = "") -> None:
-    """Raise InvalidRequest for the first field of `neutral` that is set to something else."""
-    for name in fields.keys() & neutral.keys():
-        value = fields[name]
-        if value is not None and not any(_same(value, known) for known in neutral[name]):
-            raise InvalidRequest(name, f"{name} is not supported{why}")
-
-
-def _same(value: object, known: object) -> bool:
-    return type(value) is type(known) and value == known
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return fields
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    match error:
-        case RecursionError():
-            return "nested too deeply"
-        case UnicodeDecodeError():
-            return "not UTF-8"
-        case json.JSONDecodeError():
-            return f"{error.msg} at character {error.pos}"
-        case _:
-            return str(error)
+    if where:
+        param = where + param if param.startswith("[") else param or where
+    param = shortened(param or "body")
+    return InvalidRequest(param, f"{param}: {shortened(text)}")

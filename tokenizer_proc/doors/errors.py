@@ -93,7 +93,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequest():
-            return ApiError(400, error.message, param=error.param)
+            return ApiError(400, error.message, param=error.param, code=error.code)
         case Refused():
             return ApiError(error.status, error.message, headers=retry_after(error))
         case _:

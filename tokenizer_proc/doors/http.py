@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import quoted
 from ..front import Front
-from ..limits import MAX_QUOTED_CHARS
+from ..limits import MAX_QUOTED_CHARS, body_limit
 from . import lora_routes, native, openai_routes, service
 from .asgi import Exchange
 from .delivery import told
@@ -54,7 +54,9 @@ class _Endpoint:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._max_body_bytes)
+        info = self._front.info
+        limit = body_limit(None if info is None else info.context_length, self._max_body_bytes)
+        exchange = Exchange(scope, receive, send, limit)
         try:
             exchange.check_headers()
             await self._handler(self._front, exchange)

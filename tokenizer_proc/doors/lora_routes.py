@@ -7,7 +7,8 @@ import msgspec
 
 from ..front import Front
 from .asgi import Exchange
-from .body import Neutral, decode, parse_fields, refuse_unsupported
+from .body import BodyReader
+from .refused_fields import Refusal
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
@@ -28,10 +29,8 @@ class LoadedAdapters(msgspec.Struct, frozen=True):
     error_message: str = ""
 
 
-_UNSUPPORTED: Neutral = {"added_tokens_config": ({},)}
-
-_load_decoder = msgspec.json.Decoder(LoadRequest)
-_unload_decoder = msgspec.json.Decoder(UnloadRequest)
+load_reader = BodyReader(LoadRequest, {"added_tokens_config": Refusal(({},))})
+unload_reader = BodyReader(UnloadRequest, {})
 
 
 async def load(front: Front, exchange: Exchange) -> None:
@@ -55,17 +54,13 @@ async def unload_as_vllm(front: Front, exchange: Exchange) -> None:
 
 
 async def _load(front: Front, exchange: Exchange) -> str:
-    body = await exchange.read_body()
-    refuse_unsupported(parse_fields(body), _UNSUPPORTED)
-    request = decode(body, _load_decoder)
+    request = load_reader.read(await exchange.read_body())
     async with exchange.connected():
         await front.adapters.load(request.lora_name, request.lora_path, pinned=bool(request.pinned))
     return request.lora_name
 
 
 async def _unload(front: Front, exchange: Exchange) -> str:
-    body = await exchange.read_body()
-    parse_fields(body)  # refuses what the decoder overlooks
-    request = decode(body, _unload_decoder)
+    request = unload_reader.read(await exchange.read_body())
     front.adapters.unload(request.lora_name)
     return request.lora_name

@@ -8,12 +8,15 @@ import msgspec
 
 from ...wire.messages import Finish, StrOut
 from ...wire.sampling import InvalidRequest, SamplingParams
-from ..front import Front
-from ..labels import labels_of
+from ..front import Front, RequestStream
+from ..labels import Labels, labels_of
+from ..limits import MAX_SAMPLING_BYTES
+from ..whole_numbers import Number, whole
 from .asgi import Exchange, event
-from .body import Neutral, decode, parse_fields, refuse_unsupported
+from .body import BodyReader, Prompt, decode, is_set, read_ids
 from .delivery import deliver
 from .intake import prompts_of, submit_all
+from .refused_fields import NATIVE_ELSEWHERE, refusals
 from .request_ids import check_rid
 from .sampling_fields import SamplingFields, respelled, to_sampling
 from .tally import Tally
@@ -22,64 +25,54 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 
 class NativeSampling(SamplingFields, frozen=True, kw_only=True):
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    sampling_seed: int | None = None
+    max_new_tokens: Number | None = None
+    min_new_tokens: Number | None = None
+    sampling_seed: Number | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
-    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    input_ids: msgspec.Raw = msgspec.Raw()  # see body.read_ids
+    sampling_params: msgspec.Raw = msgspec.Raw()  # see _read_sampling
     stream: bool | None = None
     rid: str | list[str] | None = None
     lora_path: str | list[str | None] | None = None  # names, as in SGLang
-    priority: int | None = None
+    model: str | None = None  # gateways add it; the base model or an adapter
+    priority: Number | None = None
     user: str | None = None
     cache_salt: str | None = None
 
 
-_UNSUPPORTED: Neutral = {
-    "input_embeds": (),
-    "image_data": ([],),
-    "video_data": ([],),
-    "audio_data": ([],),
-    "return_logprob": (False,),
-    "token_ids_logprob": ([],),
-    "top_logprobs_num": (0,),
-    "return_hidden_states": (False,),
-    "return_routed_experts": (False,),
-    "lora_id": (),
-    "session_params": ({},),
-    "custom_logit_processor": (),
-    "extra_key": (),
-    "bootstrap_host": (),
-    "bootstrap_room": (),
-}
+_SAMPLING = NativeSampling.__struct_fields__
+_BESIDE = GenerateRequest.__struct_fields__
 
-_SAMPLING_UNSUPPORTED: Neutral = {
-    "n": (1,),
-    "stop_regex": ("", []),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "structural_tag": (),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "custom_params": ({},),
-}
+_INTO_SAMPLING = {name: f"sampling_params.{name}" for name in _SAMPLING}
+_OUT_OF_SAMPLING = {name: f"{name} beside sampling_params" for name in _BESIDE}
 
-_decoder = msgspec.json.Decoder(GenerateRequest)
+generate_reader = BodyReader(
+    GenerateRequest, refusals(_BESIDE, {**_INTO_SAMPLING, **NATIVE_ELSEWHERE})
+)
+sampling_reader = BodyReader(
+    NativeSampling, refusals(_SAMPLING, {**_OUT_OF_SAMPLING, **NATIVE_ELSEWHERE})
+)
+_list_of_raw = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _read(body: bytes) -> GenerateRequest:
-    fields = parse_fields(body)
-    refuse_unsupported(fields, _UNSUPPORTED)
-    sampling = fields.get("sampling_params")
-    for params in sampling if isinstance(sampling, list) else [sampling]:
-        if isinstance(params, dict):
-            refuse_unsupported(params, _SAMPLING_UNSUPPORTED)
-    return decode(body, _decoder)
+def _read_sampling(raw: msgspec.Raw, count: int) -> list[NativeSampling]:
+    """Of each of `count` prompts: one object for all, or a list with one each."""
+    name = "sampling_params"
+    if not is_set(raw):
+        return [NativeSampling()] * count
+    if len(bytes(raw)) > MAX_SAMPLING_BYTES:
+        raise InvalidRequest(
+            name, f"{name} has {len(bytes(raw))} bytes; at most {MAX_SAMPLING_BYTES} are allowed"
+        )
+    if bytes(raw)[:1] != b"[":
+        return [sampling_reader.read(raw, name)] * count
+    given = decode(raw, _list_of_raw, name)
+    if len(given) != count:
+        raise InvalidRequest(name, f"{name} has {len(given)} entries for {count} prompts")
+    return [sampling_reader.read(one, name) for one in given]
 
 
 def _sampling(fields: NativeSampling) -> SamplingParams:
@@ -90,18 +83,7 @@ def _sampling(fields: NativeSampling) -> SamplingParams:
         return params
     if fields.seed not in (None, fields.sampling_seed):
         raise InvalidRequest("sampling_seed", "sampling_seed and seed contradict each other")
-    return msgspec.structs.replace(params, seed=fields.sampling_seed)
-
-
-def _sampling_of_each(request: GenerateRequest, count: int) -> list[SamplingParams]:
-    given = request.sampling_params
-    if not isinstance(given, list):
-        return [_sampling(given or NativeSampling())] * count
-    if len(given) != count:
-        raise InvalidRequest(
-            "sampling_params", f"sampling_params has {len(given)} entries for {count} prompts"
-        )
-    return [_sampling(fields) for fields in given]
+    return msgspec.structs.replace(params, seed=whole(fields.sampling_seed, "sampling_seed"))
 
 
 def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
@@ -120,8 +102,14 @@ def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
     return names
 
 
-def _adapters(given: str | list[str | None] | None, count: int) -> list[str | None]:
+def _adapters(front: Front, request: GenerateRequest, count: int) -> list[str | None]:
     """The adapter of each prompt; None: the base model."""
+    given = request.lora_path
+    if request.model is not None:
+        named = front.adapters.named(request.model)
+        if named is not None and given not in (None, named):
+            raise InvalidRequest("model", "model and lora_path name different adapters")
+        given = named if given is None else given
     if not isinstance(given, list):
         return [given] * count
     if len(given) != count:
@@ -196,21 +184,35 @@ def _finish_reason(finish: Finish | None, completion_tokens: int) -> FinishReaso
 
 
 async def generate(front: Front, exchange: Exchange) -> None:
-    request = _read(await exchange.read_body())
-    if (request.text is None) == (request.input_ids is None):
-        raise InvalidRequest("text", "exactly one of text and input_ids must be given")
-    name = "input_ids" if request.text is None else "text"
-    prompt = request.input_ids if request.text is None else request.text
-    batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    request = generate_reader.read(await exchange.read_body())
     labels = labels_of(request, exchange.header(b"authorization"))
+    as_events = bool(request.stream)
     async with exchange.connected():
-        with respelled({"input_ids": name, "prompt": name}):
-            prompts = await prompts_of([] if prompt is None else prompt, name, front.encode_texts)
-            rids = _rids(request.rid, len(prompts), batch=batch)
-            sampling = _sampling_of_each(request, len(prompts))
-            adapters = _adapters(request.lora_path, len(prompts))
-            streams = await submit_all(
-                front, prompts, sampling, adapters, labels, DEFAULT_MAX_NEW_TOKENS
-            )
-        rendering = NativeRenderer(rids, batch=batch)
-        await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+        streams, rendering = await _start(front, request, labels)
+        del request  # an answer may take minutes: keep nothing of the body for it
+        await deliver(exchange, streams, rendering, as_events=as_events)
+
+
+async def _start(
+    front: Front, request: GenerateRequest, labels: Labels
+) -> tuple[list[RequestStream], NativeRenderer]:
+    name, prompt = _prompt(request, front.context_length())
+    batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    with respelled({"input_ids": name, "prompt": name}):
+        sampling = _read_sampling(request.sampling_params, len(prompt) if batch else 1)
+        params = [_sampling(fields) for fields in sampling]
+        rids = _rids(request.rid, len(params), batch=batch)
+        adapters = _adapters(front, request, len(params))
+        prompts = await prompts_of(prompt, name, front.encode_texts)
+        streams = await submit_all(front, prompts, params, adapters, labels, DEFAULT_MAX_NEW_TOKENS)
+    return streams, NativeRenderer(rids, batch=batch)
+
+
+def _prompt(request: GenerateRequest, most_ids: int) -> tuple[str, Prompt]:
+    """The name of the field that has the prompt, and what is in it."""
+    ids_given = is_set(request.input_ids)
+    if (request.text is None) != ids_given:
+        raise InvalidRequest("text", "exactly one of text and input_ids must be given")
+    if request.text is not None:
+        return "text", request.text
+    return "input_ids", read_ids(request.input_ids, "input_ids", most_ids)

@@ -8,30 +8,50 @@ import msgspec
 
 from ...wire.client_messages import ChatMessage
 from ...wire.sampling import InvalidRequest, SamplingParams
-from .body import decode, parse_fields, refuse_unsupported
-from .openai_wire import (
-    CHAT_UNSUPPORTED,
-    COMPLETION_UNSUPPORTED,
-    ChatRequest,
-    CompletionRequest,
-    Message,
+from ..errors import quoted
+from ..limits import MAX_CONTENT_PARTS, MAX_MESSAGES
+from ..whole_numbers import Number, whole
+from .body import BodyReader
+from .openai_wire import ChatRequest, CompletionRequest, Message
+from .refused_fields import (
+    CHAT_ELSEWHERE,
+    CHAT_NEUTRAL,
+    COMPLETIONS_ELSEWHERE,
+    Refusal,
+    check_refused,
+    refusals,
 )
 from .sampling_fields import to_sampling
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
-_chat_decoder = msgspec.json.Decoder(ChatRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+chat_reader = BodyReader(
+    ChatRequest, refusals(ChatRequest.__struct_fields__, CHAT_ELSEWHERE, CHAT_NEUTRAL)
+)
+completion_reader = BodyReader(
+    CompletionRequest, refusals(CompletionRequest.__struct_fields__, COMPLETIONS_ELSEWHERE)
+)
+_TOOL_CALLS = Refusal(([],))
+_FUNCTION_CALL = Refusal()
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    refuse_unsupported(parse_fields(body), CHAT_UNSUPPORTED)
-    return decode(body, _chat_decoder)
+    """Counts messages and parts before anything walks through them."""
+    request = chat_reader.read(body)
+    count = len(request.messages)
+    if not 1 <= count <= MAX_MESSAGES:
+        raise InvalidRequest("messages", f"messages must be 1 to {MAX_MESSAGES}, got {count}")
+    parts = sum(len(m.content) for m in request.messages if isinstance(m.content, list))
+    if parts > MAX_CONTENT_PARTS:
+        raise InvalidRequest(
+            "messages",
+            f"messages have {parts} parts of content; at most {MAX_CONTENT_PARTS} are allowed",
+        )
+    return request
 
 
 def read_completion(body: bytes) -> CompletionRequest:
-    refuse_unsupported(parse_fields(body), COMPLETION_UNSUPPORTED)
-    return decode(body, _completion_decoder)
+    return completion_reader.read(body)
 
 
 def chat_names(request: ChatRequest) -> dict[str, str]:
@@ -56,7 +76,8 @@ def completion_names() -> dict[str, str]:
 
 
 def chat_sampling(request: ChatRequest) -> SamplingParams:
-    old, new = request.max_tokens, request.max_completion_tokens
+    old = whole(request.max_tokens, "max_tokens")
+    new = whole(request.max_completion_tokens, "max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise InvalidRequest(
             "max_completion_tokens",
@@ -69,7 +90,7 @@ def completion_sampling(request: CompletionRequest) -> SamplingParams:
     return _sampling(request, request.max_tokens)
 
 
-def _sampling(request: ChatRequest | CompletionRequest, limit: int | None) -> SamplingParams:
+def _sampling(request: ChatRequest | CompletionRequest, limit: Number | None) -> SamplingParams:
     params = to_sampling(request, max_new_tokens=limit, min_new_tokens=request.min_tokens)
     if request.include_stop_str_in_output:
         return msgspec.structs.replace(params, no_stop_trim=True)
@@ -77,8 +98,6 @@ def _sampling(request: ChatRequest | CompletionRequest, limit: int | None) -> Sa
 
 
 def chat_messages(messages: list[Message]) -> list[ChatMessage]:
-    if not messages:
-        raise InvalidRequest("messages", "messages is an empty list")
     return [
         ChatMessage(
             role=message.role,
@@ -91,8 +110,12 @@ def chat_messages(messages: list[Message]) -> list[ChatMessage]:
 
 def _content(message: Message, where: str) -> str:
     """The text of a message; text parts are joined by line breaks."""
-    if message.tool_calls or message.function_call not in (None, msgspec.Raw(b"null")):
-        raise InvalidRequest(f"{where}.tool_calls", f"{where}: tool calls are not supported")
+    for name, raw, refusal in (
+        ("tool_calls", message.tool_calls, _TOOL_CALLS),
+        ("function_call", message.function_call, _FUNCTION_CALL),
+    ):
+        if raw:
+            check_refused(f"{where}.{name}", bytes(raw), refusal)
     content = message.content
     if isinstance(content, str):
         return content
@@ -109,7 +132,7 @@ def _content(message: Message, where: str) -> str:
         if part.type != "text":
             raise InvalidRequest(
                 f"{where}.content",
-                f"{where}.content: parts of type {part.type!r} are not supported, only text",
+                f"{where}.content: parts of type {quoted(part.type)} are not supported, only text",
             )
         if part.text is None:
             raise InvalidRequest(f"{where}.content", f"{where}.content: a text part has no text")

@@ -6,6 +6,7 @@ from ..errors import NoSuchAdapter
 from ..front import Front
 from ..labels import labels_of
 from .asgi import Exchange
+from .body import read_prompt
 from .delivery import deliver
 from .errors import model_not_found
 from .intake import prompts_of, submit_all
@@ -32,12 +33,14 @@ async def chat(front: Front, exchange: Exchange) -> None:
     adapter = _adapter(front, request.model)
     rendering = _renderer("chat", front, request)
     labels = labels_of(request, exchange.header(b"authorization"))
+    as_events = bool(request.stream)
     async with exchange.connected():
         with respelled(chat_names(request)):
-            prompts = [await front.encode_chat(chat_messages(request.messages))]
             sampling = [chat_sampling(request)]
+            prompts = [await front.encode_chat(chat_messages(request.messages))]
             streams = await submit_all(front, prompts, sampling, [adapter], labels)
-        await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+        del request, prompts  # an answer may take minutes: keep nothing of the body for it
+        await deliver(exchange, streams, rendering, as_events=as_events)
 
 
 async def completions(front: Front, exchange: Exchange) -> None:
@@ -45,15 +48,19 @@ async def completions(front: Front, exchange: Exchange) -> None:
     adapter = _adapter(front, request.model)
     rendering = _renderer("completion", front, request)
     labels = labels_of(request, exchange.header(b"authorization"))
+    as_events = bool(request.stream)
     async with exchange.connected():
         with respelled(completion_names()):
-            prompts = await prompts_of(request.prompt, "prompt", front.encode_texts)
-            sampling = [completion_sampling(request)] * len(prompts)
+            params = completion_sampling(request)
+            prompt = read_prompt(request.prompt, "prompt", front.context_length())
+            prompts = await prompts_of(prompt, "prompt", front.encode_texts)
+            sampling = [params] * len(prompts)
             adapters = [adapter] * len(prompts)
             streams = await submit_all(
                 front, prompts, sampling, adapters, labels, COMPLETION_MAX_TOKENS
             )
-        await deliver(exchange, streams, rendering, as_events=bool(request.stream))
+        del request, prompt, prompts
+        await deliver(exchange, streams, rendering, as_events=as_events)
 
 
 async def models(front: Front, exchange: Exchange) -> None:

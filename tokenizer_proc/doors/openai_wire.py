@@ -1,15 +1,14 @@
 """The structs of the OpenAI API: what /v1/chat/completions and /v1/completions take and give.
 
-Requests are typed and lenient towards unknown fields; `*_UNSUPPORTED` lists those that we know and
-refuse unless they ask for nothing. Translation is in `openai_requests`, rendering in
-`openai_answers`.
+Requests are typed and lenient towards unknown fields; `refused_fields` lists those that we know and
+refuse. Translation is in `openai_requests`, rendering in `openai_answers`.
 """
 
 from typing import Literal
 
 import msgspec
 
-from .body import Neutral
+from ..whole_numbers import Number
 from .sampling_fields import SamplingFields
 
 
@@ -20,13 +19,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 class _Request(SamplingFields, frozen=True, kw_only=True):
     model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: Number | None = None
+    min_tokens: Number | None = None
     include_stop_str_in_output: bool | None = None  # vLLM's name for no_stop_trim
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: str | None = None  # SGLang's name for the id of the answer
-    priority: int | None = None
+    priority: Number | None = None
     user: str | None = None
     cache_salt: str | None = None
 
@@ -40,83 +39,17 @@ class Message(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant", "developer", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
 
 
 class ChatRequest(_Request, frozen=True, kw_only=True):
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Number | None = None
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-
-
-_OFF = (False,)
-_EMPTY: tuple[object, ...] = ([],)
-_NEVER: tuple[object, ...] = ()
-
-_UNSUPPORTED: Neutral = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": _OFF,
-    "length_penalty": (1, 1.0),
-    "top_logprobs": (0,),
-    "prompt_logprobs": _NEVER,
-    "logprob_token_ids": _EMPTY,
-    "response_format": ({"type": "text"},),
-    "json_schema": _NEVER,
-    "regex": _NEVER,
-    "ebnf": _NEVER,
-    "structural_tag": _NEVER,
-    "structured_outputs": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_grammar": _NEVER,
-    "stop_regex": (*_EMPTY, ""),
-    "bad_words": _EMPTY,
-    "allowed_token_ids": _EMPTY,
-    "logits_processors": _EMPTY,
-    "custom_logit_processor": _NEVER,
-    "custom_params": ({},),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": _NEVER,
-    "lora_path": _NEVER,
-    "session_params": ({},),
-    "extra_key": _NEVER,
-    "return_hidden_states": _OFF,
-    "return_token_ids": _OFF,
-}
-
-CHAT_UNSUPPORTED: Neutral = {
-    **_UNSUPPORTED,
-    "logprobs": _OFF,
-    "echo": _OFF,
-    "tools": _EMPTY,
-    "tool_choice": ("none", "auto"),
-    "functions": _EMPTY,
-    "function_call": ("none", "auto"),
-    "modalities": (["text"], []),
-    "audio": _NEVER,
-    "web_search_options": _NEVER,
-    "documents": _EMPTY,
-    "chat_template": _NEVER,
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": _OFF,
-    "add_special_tokens": _OFF,
-}
-
-COMPLETION_UNSUPPORTED: Neutral = {
-    **_UNSUPPORTED,
-    "logprobs": _OFF,
-    "echo": _OFF,
-    "suffix": ("",),
-    "prompt_embeds": _NEVER,
-    "add_special_tokens": (True,),
-}
+    prompt: msgspec.Raw  # see body.read_prompt
 
 
 class PromptDetails(msgspec.Struct, frozen=True):

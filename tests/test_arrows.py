@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "kernels": set(),
     "client": {"wire"},
     "bench": {"wire", "client", "model_files"},
+    "bench.body_cost": {"wire", "tokenizer_proc", "tokenizer_proc.doors"},
     "bench.core_ops": {"wire", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     # These run models or the scheduler themselves; the rest of bench sees servers from outside.
     "bench.quality": {

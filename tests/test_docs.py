@@ -10,6 +10,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import msgspec
@@ -19,19 +20,37 @@ from support.source_tree import ROOT
 from tokenloom.cli import USAGE
 from tokenloom.flags import build_parser
 from tokenloom.tokenizer_proc import limits
-from tokenloom.tokenizer_proc.doors import http, lora_routes, native, openai_wire
+from tokenloom.tokenizer_proc.doors import (
+    http,
+    lora_routes,
+    native,
+    openai_requests,
+    openai_wire,
+    refused_fields,
+    router,
+)
 from tokenloom.wire import client_messages, sampling
+from tokenloom.wire import limits as wire_limits
 
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     *(
         f"docs/{name}.md"
-        for name in ("api", "architecture", "flags", "kernels", "lora", "scheduling", "testing")
+        for name in (
+            "api",
+            "architecture",
+            "flags",
+            "kernels",
+            "limits",
+            "lora",
+            "scheduling",
+            "testing",
+        )
     ),
 ]
 ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/[\w/{}]*)")
-UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "Mi": 1 << 20, "ms": 0.001}
 
 
 def page(name: str) -> str:
@@ -98,14 +117,14 @@ def test_every_field_of_a_request_is_named() -> None:
         sampling.SamplingParams,
     ):
         taken.update(struct.__struct_fields__)
-    for refused in (
-        openai_wire.CHAT_UNSUPPORTED,
-        openai_wire.COMPLETION_UNSUPPORTED,
-        native._UNSUPPORTED,
-        native._SAMPLING_UNSUPPORTED,
-        lora_routes._UNSUPPORTED,
+    for reader in (
+        openai_requests.chat_reader,
+        openai_requests.completion_reader,
+        native.generate_reader,
+        native.sampling_reader,
+        lora_routes.load_reader,
     ):
-        taken.update(refused)
+        taken.update(reader.refused)
     text = page("docs/api.md")
     assert not [name for name in sorted(taken) if not re.search(rf"\b{name}\b", text)]
 
@@ -120,25 +139,44 @@ def test_every_message_of_the_socket_is_described() -> None:
         assert set(struct.__struct_fields__) <= spans(fields), struct
 
 
-def test_the_limits_have_the_values_that_the_page_states() -> None:
+def described_refusals() -> list[str]:
+    section = page("docs/api.md").partition("## Fields that are refused\n")[2].partition("\n## ")[0]
+    return re.findall(r"`(\w+)`", section.split("\n\n")[1])
+
+
+def test_refused_fields_stand_in_the_order_in_which_they_are_named() -> None:
+    (*described, last) = described_refusals()
+    assert described == list(refused_fields.UNSUPPORTED)
+    assert [last] == list(refused_fields.CHAT_NEUTRAL)
+
+
+def stated_limits() -> dict[str, float]:
+    """Values by name; in front of the name stands the module where it is not `limits`."""
     stated = {}
-    for cells in rows(page("docs/api.md")):
+    for cells in rows(page("docs/limits.md")):
         if len(cells) == 4 and (found := re.match(r"`([A-Z_]+)`(?: \(`(.+)\.py`\))?", cells[2])):
-            name, module = found.groups()
+            name, path = found.groups()
             number, _, unit = cells[1].partition(" ")
-            stated[name] = (module, float(number) * UNITS[unit])
-    for name, (path, value) in stated.items():
-        homes = (
-            [importlib.import_module("tokenloom." + path.replace("/", "."))]
-            if path
-            else [limits, sampling]
-        )
-        assert [getattr(home, name) for home in homes if hasattr(home, name)] == [value], name
-    for home in (limits, sampling):
-        numbers = {
-            n for n, v in vars(home).items() if re.match("[A-Z]", n) and isinstance(v, int | float)
-        }
-        assert numbers - {"GREEDY_BELOW"} <= set(stated)
+            home = f"tokenloom.{path.replace('/', '.')}." if path else ""
+            stated[home + name] = float(number) * UNITS[unit]
+    return stated
+
+
+def test_the_limits_have_the_values_that_the_page_states() -> None:
+    for name, value in stated_limits().items():
+        module, _, own = name.rpartition(".")
+        assert getattr(importlib.import_module(module) if module else limits, own) == value, name
+
+
+@pytest.mark.parametrize("home", [wire_limits, limits, router])
+def test_every_limit_is_stated(home: ModuleType) -> None:
+    here = "" if home in (limits, wire_limits) else f"{home.__name__}."
+    numbers = {
+        here + n
+        for n, v in vars(home).items()
+        if re.match("[A-Z]", n) and isinstance(v, int | float)
+    }
+    assert numbers <= set(stated_limits())
 
 
 @pytest.mark.parametrize("name", PAGES)

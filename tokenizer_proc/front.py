@@ -45,9 +45,9 @@ from .encode_queue import EncodeQueue
 from .errors import Refused
 from .health_probe import HealthProbe
 from .labels import NO_LABELS, Labels
+from .lengths import NO_LIMIT, check_chars, check_fits, check_ids, resolve_lengths, room
 from .limits import (
     FLUSH_ANSWER_SECONDS,
-    MAX_CHARS_PER_TOKEN,
     MAX_FLUSH_SECONDS,
     RETRY_AFTER_DRAINING,
     RETRY_AFTER_LOADING,
@@ -58,9 +58,7 @@ from .sessions import Delivery, Session, SessionTable
 
 NO_LORA = LoRAConfig()
 _ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-NO_LIMIT = -1  # as max_new_tokens: all that fits
 RANDOM_SEED = -1  # as SGLang's and llama.cpp's clients mean it
-TOO_LONG = "context_length_exceeded"  # the code that clients shorten their prompts on
 
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
@@ -272,7 +270,7 @@ class Front:
     def context_length(self) -> int:
         """Tokens of the longest prompt and answer. Raises Refused while loading and draining."""
         info = self.require_ready()
-        return min(info.context_length, info.max_total_tokens)
+        return room(info)[0]
 
     def submit(
         self,
@@ -291,8 +289,8 @@ class Front:
             sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
         check_sampling(sampling, info.vocab_size)
         check_fits(len(input_ids), info)  # before anything walks through them
-        _check_ids(input_ids, info.vocab_size)
-        sampling = _resolve_lengths(len(input_ids), sampling, info)
+        check_ids(input_ids, info.vocab_size)
+        sampling = resolve_lengths(len(input_ids), sampling, info)
         if sampling.seed in (None, RANDOM_SEED):
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         session = self._sessions.open(len(input_ids), lora_id)
@@ -360,70 +358,7 @@ class Front:
 
     def _require_text(self, chars: int) -> tuple[TextEncoder, ChatRenderer]:
         """Bounds the work of the tokenizer."""
-        info = self.require_ready()
-        limit = info.context_length * MAX_CHARS_PER_TOKEN
-        if chars > limit:
-            raise InvalidRequest(
-                "prompt",
-                f"the prompt has {chars} characters; a context of {info.context_length} tokens "
-                f"takes at most {limit}",
-                TOO_LONG,
-            )
+        check_chars(chars, self.require_ready())
         if self._text is None:
             raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)
         return self._text
-
-
-def _check_ids(input_ids: list[int], vocab_size: int) -> None:
-    if not input_ids:
-        raise InvalidRequest("input_ids", "the prompt is empty")
-    if min(input_ids) >= 0 and max(input_ids) < vocab_size:
-        return
-    index, token_id = next(
-        (index, token_id)
-        for index, token_id in enumerate(input_ids)
-        if not 0 <= token_id < vocab_size
-    )
-    raise InvalidRequest(
-        "input_ids", f"token id {token_id} at index {index} is outside 0..{vocab_size - 1}"
-    )
-
-
-def check_fits(prompt_tokens: int, info: SchedulerInfo) -> None:
-    """Raise InvalidRequest unless the prompt leaves room for one token of an answer."""
-    limit, what = _room(info)
-    if prompt_tokens >= limit:
-        raise InvalidRequest(
-            "input_ids",
-            f"the prompt has {prompt_tokens} tokens; {what} {limit}, one of them for the answer",
-            TOO_LONG,
-        )
-
-
-def _room(info: SchedulerInfo) -> tuple[int, str]:
-    """Tokens of prompt and answer together, and whose limit that is."""
-    if info.max_total_tokens < info.context_length:
-        return info.max_total_tokens, "the KV pool has room for"
-    return info.context_length, "the context has"
-
-
-def _resolve_lengths(
-    prompt_tokens: int, sampling: SamplingParams, info: SchedulerInfo
-) -> SamplingParams:
-    """Fill in max_new_tokens, or raise InvalidRequest naming the limit that is broken."""
-    limit, what = _room(info)
-    room = limit - prompt_tokens
-    wanted = sampling.max_new_tokens
-    if wanted is not None and wanted > room:
-        raise InvalidRequest(
-            "max_new_tokens",
-            f"the prompt has {prompt_tokens} tokens and max_new_tokens is {wanted}; "
-            f"{what} {limit} for both",
-            TOO_LONG,
-        )
-    if sampling.min_new_tokens > (wanted or room):
-        raise InvalidRequest(
-            "min_new_tokens",
-            f"min_new_tokens ({sampling.min_new_tokens}) is above the {room} tokens that fit",
-        )
-    return sampling if wanted else msgspec.structs.replace(sampling, max_new_tokens=room)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from front.echo_door import Door, Exchange, turn
 
-from tokenloom.tokenizer_proc import front, limits
+from tokenloom.tokenizer_proc import lengths, limits
 from tokenloom.wire.messages import TokenizedGenerateReq
 
 LONG = "é" * limits.MAX_INLINE_CHARS  # on the limit; one more goes to the thread
@@ -32,7 +32,7 @@ class GatedEncoder:
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatedEncoder]:
-    monkeypatch.setattr(front, "MAX_CHARS_PER_TOKEN", 1 << 10)
+    monkeypatch.setattr(lengths, "MAX_CHARS_PER_TOKEN", 1 << 10)
     encoder = GatedEncoder()
     yield encoder
     encoder.gate.set()

@@ -18,6 +18,7 @@ import msgspec
 
 from ...wire.sampling import InvalidRequest
 from ..errors import shortened
+from ..lengths import TOO_LONG
 from ..limits import MAX_PROMPTS
 from .refused_fields import Refusal, check_refused
 
@@ -110,7 +111,7 @@ def _check_count(count: int, most: int, name: str) -> None:
         raise InvalidRequest(
             name,
             f"{name} has {count} token ids; the maximum context length allows {most}",
-            "context_length_exceeded",
+            TOO_LONG,
         )
 
 

@@ -33,7 +33,7 @@ class NativeSampling(SamplingFields, frozen=True, kw_only=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: str | list[str] | None = None
     input_ids: msgspec.Raw = msgspec.Raw()  # see body.read_ids
-    sampling_params: msgspec.Raw = msgspec.Raw()  # see _read_sampling
+    sampling_params: msgspec.Raw = msgspec.Raw()  # see read_sampling
     stream: bool | None = None
     rid: str | list[str] | None = None
     lora_path: str | list[str | None] | None = None  # names, as in SGLang
@@ -58,7 +58,7 @@ sampling_reader = BodyReader(
 _list_of_raw = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _read_sampling(raw: msgspec.Raw, count: int) -> list[NativeSampling]:
+def read_sampling(raw: msgspec.Raw, count: int) -> list[NativeSampling]:
     """Of each of `count` prompts: one object for all, or a list with one each."""
     name = "sampling_params"
     if not is_set(raw):
@@ -196,10 +196,10 @@ async def generate(front: Front, exchange: Exchange) -> None:
 async def _start(
     front: Front, request: GenerateRequest, labels: Labels
 ) -> tuple[list[RequestStream], NativeRenderer]:
-    name, prompt = _prompt(request, front.context_length())
+    name, prompt = prompt_of(request, front.context_length())
     batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
     with respelled({"input_ids": name, "prompt": name}):
-        sampling = _read_sampling(request.sampling_params, len(prompt) if batch else 1)
+        sampling = read_sampling(request.sampling_params, len(prompt) if batch else 1)
         params = [_sampling(fields) for fields in sampling]
         rids = _rids(request.rid, len(params), batch=batch)
         adapters = _adapters(front, request, len(params))
@@ -208,7 +208,7 @@ async def _start(
     return streams, NativeRenderer(rids, batch=batch)
 
 
-def _prompt(request: GenerateRequest, most_ids: int) -> tuple[str, Prompt]:
+def prompt_of(request: GenerateRequest, most_ids: int) -> tuple[str, Prompt]:
     """The name of the field that has the prompt, and what is in it."""
     ids_given = is_set(request.input_ids)
     if (request.text is None) != ids_given:

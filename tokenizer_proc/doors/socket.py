@@ -15,8 +15,6 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ...wire import codec, paths
 from ...wire.client_messages import (
     Abort,
@@ -43,7 +41,7 @@ from ..errors import Refused
 from ..front import Front, RequestStream
 from ..labels import labels_of
 from ..limits import MAX_REQUEST_ID_CHARS, MAX_SOCKET_QUESTIONS, RETRY_AFTER_DRAINING
-from .malformed import MAX_ERROR_CHARS, field_of, rid_of
+from .client_frames import read_message, rid_of
 from .request_ids import check_rid
 from .router import DoorLimits, Peer, PeerGone, Router
 
@@ -173,10 +171,9 @@ class SocketDoor:
 
     def _decode(self, back: _Back, payload: bytes) -> None:
         try:
-            message = codec.decode_from_client(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
-            text = f"malformed message: {error}"[:MAX_ERROR_CHARS]
-            self._answer(back, Failed(rid_of(payload), 400, text, field_of(error)))
+            message = read_message(payload)
+        except InvalidRequest as error:
+            self._answer(back, _invalid(rid_of(payload), error))
         else:
             self._handle(back, message)
 
@@ -214,7 +211,7 @@ class SocketDoor:
         try:
             check_rid(rid)
         except InvalidRequest as error:
-            return Failed(rid[:MAX_REQUEST_ID_CHARS], 400, error.message, error.param)
+            return _invalid(rid[:MAX_REQUEST_ID_CHARS], error)
         lives = self._live.get(back.peer, {})
         if rid in lives:
             return Failed(rid, 409, f"rid {rid!r} is in use by a request that still runs", "rid")
@@ -231,7 +228,7 @@ class SocketDoor:
                     input_ids, request.sampling, labels_of(request), lora_id
                 )
         except InvalidRequest as error:
-            return Failed(live.rid, 400, error.message, error.param)
+            return _invalid(live.rid, error)
         except Refused as error:
             return _failed(live.rid, error)
         return live.stream
@@ -380,6 +377,10 @@ class SocketDoor:
         """False when the client has too much unread; raises PeerGone when it has left."""
         payload = codec.encode_for(message, json=back.json)
         return back.peer.send([*back.envelope, payload])
+
+
+def _invalid(rid: str, error: InvalidRequest) -> Failed:
+    return Failed(rid, 400, error.message, error.param or None, code=error.code)
 
 
 def _failed(rid: str, refused: Refused) -> Failed:

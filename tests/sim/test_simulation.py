@@ -200,6 +200,11 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+# Episodes that meet a bug early and in few messages: with others it is found as well, but the law
+# that it breaks may need a crowd, and shrinking that takes minutes.
+SEEDS: dict[Callable[[pytest.MonkeyPatch], None], str] = {no_slot_is_kept: "g"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_made_by_hand_is_found_and_its_history_short(
@@ -207,7 +212,7 @@ def test_a_bug_made_by_hand_is_found_and_its_history_short(
 ) -> None:
     bug(monkeypatch)
     with pytest.raises(Failure) as found:
-        run("c", 100_000)
+        run(SEEDS.get(bug, "c"), 100_000)
     events = found.value.history.events
     assert len(events) < 200
     assert sum(event[0] not in ("launch", "land") for event in events) < 12

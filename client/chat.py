@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from ..wire.channel import AddressTooLong
-from ..wire.client_messages import ChatMessage
+from ..wire.client_messages import ChatMessage, Pong
 from ..wire.paths import BadAddress, UnsafeDirectory
 from .aio import DEFAULT_PORT, Timeouts
 from .errors import ClientError, RequestRefused, ServerGone
@@ -20,6 +20,8 @@ from .request import RequestOptions
 from .sync import Client
 
 CONNECT_SECONDS = 5.0
+# For a model whose files recommend nothing: the API's own 1.0 makes small models talk nonsense.
+SOBER: RequestOptions = {"temperature": 0.3, "top_p": 0.9}
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
@@ -51,8 +53,9 @@ class _Chat:
     def run(self) -> int:
         """Raises ServerGone or RequestTimeout when there is no server to begin with."""
         pong = self._client.ping()
+        self._options = {**_defaults(pong), **self._options}
         if _at_terminal():
-            state = "" if pong.ready else " (still loading)"
+            state = "" if pong.ready else " (not ready)"
             print(f"{pong.model}{state} at {self._client.address}\n{HELP}")
         for line in _lines():
             match line.strip():
@@ -115,6 +118,19 @@ def _fail(message: str) -> int:
     return 1
 
 
+def _defaults(pong: Pong) -> RequestOptions:
+    """How to sample unless flags say otherwise."""
+    if pong.sampling is None:
+        return SOBER
+    return {
+        "temperature": pong.sampling.temperature,
+        "top_p": pong.sampling.top_p,
+        "top_k": pong.sampling.top_k,
+        "min_p": pong.sampling.min_p,
+        "repetition_penalty": pong.sampling.repetition_penalty,
+    }
+
+
 def _options(flags: argparse.Namespace) -> RequestOptions:
     options: RequestOptions = {}
     if flags.adapter is not None:
@@ -123,6 +139,10 @@ def _options(flags: argparse.Namespace) -> RequestOptions:
         options["temperature"] = flags.temperature
     if flags.top_p is not None:
         options["top_p"] = flags.top_p
+    if flags.top_k is not None:
+        options["top_k"] = flags.top_k
+    if flags.repetition_penalty is not None:
+        options["repetition_penalty"] = flags.repetition_penalty
     if flags.max_new_tokens is not None:
         options["max_new_tokens"] = flags.max_new_tokens
     if flags.seed is not None:
@@ -150,10 +170,18 @@ def _parser() -> argparse.ArgumentParser:
         "--adapter", metavar="NAME", help="answers with this adapter (default: the base model)"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the chat")
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="0 is greedy (default: the server's, 1.0)"
+    sampling = parser.add_argument_group(
+        "sampling",
+        "By default as the model's generation_config.json recommends; where it has none, "
+        f"temperature {SOBER['temperature']:g} and top-p {SOBER['top_p']:g}.",
     )
-    parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling, above 0 to 1")
+    for flag, kind, letter, what in (
+        ("--temperature", float, "T", "0 takes the likeliest token, 1 draws as the model says"),
+        ("--top-p", float, "P", "draw from the likeliest tokens that sum to P"),
+        ("--top-k", int, "K", "draw from the K likeliest tokens"),
+        ("--repetition-penalty", float, "R", "above 1: fewer repetitions"),
+    ):
+        sampling.add_argument(flag, type=kind, metavar=letter, help=what)
     parser.add_argument(
         "--max-new-tokens",
         type=int,

@@ -119,6 +119,7 @@ class Front:
     ) -> None:
         self.strays = strays or Strays()  # the mailbox counts its malformed frames there as well
         self.model_name = model_name
+        self.recommended: SamplingParams | None = None  # sampling, by the model's own files
         self.adapters = Adapters(
             lora, model_name, scheduler.send, max_queued_requests, self.require_ready
         )

@@ -37,6 +37,7 @@ from .encode import load_text
 from .front import Front
 from .limits import MAX_SOCKET_CONNECTIONS, SHUTDOWN_SECONDS
 from .progress import TICK_S
+from .recommended import recommended_sampling
 
 BACKLOG = 2048  # connections that one turn may accept before those that give way are closed
 OTHER_FILES = 256  # open files that are no connection of a client, or one not yet refused
@@ -209,7 +210,9 @@ def share_files(allowed: int, http: int) -> tuple[int, int]:
 def _make_front(config: FrontConfig, scheduler: Outbox, strays: Strays) -> Front:
     path = _local_path(config)
     name = config.model.served_model_name or model_name(path, path)
-    return Front(name, scheduler, config.doors.max_queued_requests, config.lora, strays)
+    front = Front(name, scheduler, config.doors.max_queued_requests, config.lora, strays)
+    front.recommended = recommended_sampling(path)
+    return front
 
 
 async def _run_until(

@@ -116,6 +116,7 @@ class Pong(_ToClient, frozen=True, tag="pong"):
     seq: int
     model: str
     ready: bool
+    sampling: SamplingParams | None = None  # what the model's files recommend
 
 
 class Flushed(_ToClient, frozen=True, tag="flushed"):

@@ -14,6 +14,7 @@ from door_fakes import FakeStream, Served, served_in_thread, wait_until
 
 from tokenloom.client.chat import main
 from tokenloom.wire.messages import Finish
+from tokenloom.wire.sampling import SamplingParams
 
 STOP = Finish("stop", matched=7)
 # As from a terminal: a run of the tests in the background hands down an ignored SIGINT.
@@ -60,6 +61,21 @@ def test_a_conversation_through_a_pipe(setup: Served) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     sampling = setup.front.streams[0].sampling
     assert (sampling.temperature, sampling.max_new_tokens, sampling.seed) == (0, 9, 5)
+
+
+def test_sampling_is_sober_unless_the_model_or_the_user_says_otherwise(setup: Served) -> None:
+    say(setup, "one\n")
+    say(setup, "one\n", "--temperature", "0.9")
+    setup.front.recommended = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
+    say(setup, "one\n")
+    say(setup, "one\n", "--top-k", "5", "--top-p", "0.5", "--repetition-penalty", "1.2")
+    used = [stream.sampling for stream in setup.front.streams]
+    assert used == [
+        SamplingParams(temperature=0.3, top_p=0.9),
+        SamplingParams(temperature=0.9, top_p=0.9),
+        SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1),
+        SamplingParams(temperature=0.6, top_p=0.5, top_k=5, repetition_penalty=1.2),
+    ]
 
 
 def test_an_adapter_answers(setup: Served) -> None:

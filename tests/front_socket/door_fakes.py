@@ -127,6 +127,7 @@ class FakeAdapters:
 class FakeFront:
     model_name = "fake-model"
     ready = True
+    recommended: SamplingParams | None = None
 
     def __init__(self) -> None:
         self.adapters = FakeAdapters()

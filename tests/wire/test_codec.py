@@ -173,6 +173,7 @@ TO_CLIENT = [
     Failed("a", 400, "no", "top_p"),
     Failed("a", 503, "busy", retry_after=2),
     Pong(1, "m", False),
+    Pong(1, "m", True, SamplingParams(temperature=0.6, top_k=20)),
     Flushed(1, 200, pages=3),
     LoRAs(1, 200, names=["a"]),
     LoRAs(1, 404, "no"),

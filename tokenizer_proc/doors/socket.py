@@ -186,7 +186,8 @@ class SocketDoor:
             case Abort(rid=rid):
                 self._abort(back.peer, rid)
             case Ping(seq=seq):
-                self._answer(back, Pong(seq, self._front.model_name, self._front.ready))
+                front = self._front
+                self._answer(back, Pong(seq, front.model_name, front.ready, front.recommended))
             case FlushCache() | LoadLoRA() | UnloadLoRA() | ListLoRAs():
                 self._ask(back, message)
 

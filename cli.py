@@ -8,10 +8,13 @@ import sys
 from importlib.metadata import version
 
 USAGE = """\
-usage: tokenloom serve [flags]    serve a model (tokenloom serve --help lists the flags)
-       tokenloom chat [flags]     talk to a running server in this terminal
-       tokenloom bench WORKLOAD   put a running server under load and measure it
+usage: tokenloom serve [options]    serve a model over HTTP and a socket
+       tokenloom chat [options]     talk to a running server in this terminal
+       tokenloom bench WORKLOAD     put a running server under load and measure it
        tokenloom --version
+
+To begin: `tokenloom serve` serves the embedded model on http://127.0.0.1:30000; then, in another
+terminal, `tokenloom chat`. Each has --help.
 """
 
 

@@ -17,6 +17,15 @@ from tokenloom.wire.door_config import network_exposure
 from tokenloom.wire.lora_config import lora_contradiction
 from tokenloom.wire.scheduling_config import contradiction
 
+_EXAMPLES = """\
+examples:
+  tokenloom serve                                      the embedded model on http://127.0.0.1:30000
+  tokenloom serve --model Qwen/Qwen3-0.6B              a model of the Hugging Face hub
+  tokenloom serve --model model.Q4_K_M.gguf --port 0   a file, on any free port
+  tokenloom serve --lora style=./style-adapter         with an adapter that requests ask for by name
+  tokenloom serve --kv-tokens 20000 --cpu-threads 4    in less memory, on four cores
+docs/flags.md says of each option when to change it.
+"""
 _GROUP_TITLES = {
     "model": "model",
     "doors": "doors (HTTP and socket)",
@@ -55,7 +64,10 @@ def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
 def build_parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [--model MODEL] [--port N] [options]",
         description="Serve a language model over HTTP (OpenAI and native routes) and a socket.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

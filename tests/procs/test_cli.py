@@ -23,6 +23,8 @@ def test_help_names_the_parts(argv: list[str], capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "tokenloom serve" in shown
     assert "tokenloom chat" in shown
+    assert "tokenloom bench" in shown
+    assert "To begin" in shown
 
 
 @pytest.mark.parametrize("argv", [["server"], ["--port", "3"]])

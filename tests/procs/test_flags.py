@@ -109,6 +109,16 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
         parse_flags(["--help"])
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
+    first, empty, *_ = shown.splitlines()
+    assert first == "usage: tokenloom serve [--model MODEL] [--port N] [options]"
+    assert not empty
+    examples = [
+        line.split("   ")[0].split() for line in shown.splitlines() if "  tokenloom" in line
+    ]
+    assert len(examples) >= 3
+    for _, command, *argv in examples:
+        assert command == "serve"
+        parse_flags(argv)
     for _, field in fields():
         assert "--" + field.replace("_", "-") in shown
     assert "(default: 30000)" in shown

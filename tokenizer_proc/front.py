@@ -6,7 +6,6 @@ clients in here.
 """
 
 import asyncio
-import logging
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from .chat import ChatRenderer
 from .encode import TextEncoder
 from .encode_queue import EncodeQueue
 from .errors import Refused
-from .health_probe import HealthProbe
+from .health import Health
 from .labels import NO_LABELS, Labels
 from .lengths import NO_LIMIT, check_chars, check_fits, check_ids, resolve_lengths, room
 from .limits import (
@@ -52,7 +51,6 @@ from .limits import (
     RETRY_AFTER_DRAINING,
     RETRY_AFTER_LOADING,
 )
-from .progress import Progress
 from .replies import Replies
 from .sessions import Delivery, Session, SessionTable
 
@@ -63,9 +61,6 @@ RANDOM_SEED = -1  # as SGLang's and llama.cpp's clients mean it
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
 )
-
-
-log = logging.getLogger(__name__)
 
 
 class RequestStream:
@@ -127,9 +122,7 @@ class Front:
         self.started = asyncio.Event()  # the scheduler answered: generation works
         self.drained = asyncio.Event()
         self.failed = asyncio.Event()  # another process died: nothing can be served any more
-        self.probe = HealthProbe(lambda: self.submit([0], _ONE_TOKEN))
-        self.problem: str | None = None  # why the server cannot be relied on, while it cannot
-        self._progress = Progress()
+        self.health = Health(lambda: self.submit([0], _ONE_TOKEN))
         self._scheduler = scheduler
         self._sessions = SessionTable(max_queued_requests, self._left)
         self._streams: dict[int, RequestStream] = {}
@@ -150,9 +143,9 @@ class Front:
 
     def dispatch(self, message: ToFront) -> None:
         if isinstance(message, LoopStamp) and not message.relayed:
-            self._progress.stamped(message)
+            self.health.progress.stamped(message)
             return
-        self._progress.relayed()
+        self.health.progress.relayed()
         match message:
             case BatchStrOut(rows=rows):
                 for row in rows:
@@ -175,17 +168,6 @@ class Front:
                 self._end_all(msgspec.structs.replace(_GONE, message=reason))
             case _:
                 self.strays.drop_message(message)
-
-    def tick(self, now: float) -> None:
-        """Judge whether the processes behind make progress; call it about twice a second."""
-        self._progress.tick(now)
-        before, self.problem = self.problem, self._progress.problem
-        if self.problem is None and before is not None:
-            log.warning("the server makes progress again")
-        elif self.problem is not None and before is None:
-            log.warning("not ready: %s", self.problem)
-        if self.problem is not None:
-            self.probe.fail(self.problem)
 
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests and let the running ones end in time; `drained` is set after that."""
@@ -227,7 +209,7 @@ class Front:
     @property
     def ready(self) -> bool:
         serves = self.started.is_set() and not self._sessions.draining
-        return serves and self.problem is None
+        return serves and self.health.problem is None
 
     @property
     def in_flight(self) -> int:

@@ -250,7 +250,7 @@ async def _stop_on_failure(front: Front, stop: asyncio.Event) -> None:
 async def _watch_progress(front: Front) -> None:
     await front.started.wait()
     while True:
-        front.tick(asyncio.get_running_loop().time())
+        front.health.tick(asyncio.get_running_loop().time())
         await asyncio.sleep(TICK_S)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from front.echo_door import INFO, MODEL, Door, Exchange, submitted, turn
 
-from tokenloom.tokenizer_proc import health_probe
+from tokenloom.tokenizer_proc import health
 from tokenloom.tokenizer_proc.doors import service
 from tokenloom.tokenizer_proc.front import Front
 from tokenloom.wire.messages import (
@@ -139,7 +139,7 @@ def test_health_generate(door: Door) -> None:
 
 
 def test_health_generate_has_a_deadline(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_probe, "HEALTH_GENERATE_SECONDS", 0.01)
+    monkeypatch.setattr(health, "HEALTH_GENERATE_SECONDS", 0.01)
     door.scheduler.hold = True
     answer = door.call("GET", "/health_generate")
     assert answer.status == 503
@@ -151,7 +151,7 @@ def test_health_generate_has_a_deadline(door: Door, monkeypatch: pytest.MonkeyPa
 def silent(door: Door) -> None:
     """Nothing is heard of the scheduler for ten seconds."""
     for second in range(11):
-        door.front.tick(float(second))
+        door.front.health.tick(float(second))
 
 
 def test_health_says_what_does_not_get_on_and_liveness_does_not_care(door: Door) -> None:
@@ -168,7 +168,7 @@ def test_health_says_what_does_not_get_on_and_liveness_does_not_care(door: Door)
     assert not door.scheduler.of(TokenizedGenerateReq), "nothing is asked of a stuck scheduler"
     door.front.dispatch(LoopStamp(1, True, 0, 0.1, False))
     door.front.dispatch(LoopStamp(1, True, 0, 0.1, True))
-    door.front.tick(11.0)
+    door.front.health.tick(11.0)
     assert door.call("GET", "/health").status == 200
 
 
@@ -218,14 +218,14 @@ def test_probe_of_a_scheduler_that_stops_ends_when_that_shows(door: Door) -> Non
         await submitted(door)
         silent(door)  # before the probe's task has begun
         await turn()
-        door.front.tick(11.0)
+        door.front.health.tick(11.0)
         return await call.end()
 
     answer = door.run(scenario())
     assert answer.status == 503
     assert "the scheduler process has not been heard of" in answer.error()["message"]
     assert len(door.scheduler.of(AbortReq)) == 1
-    assert not door.front.probe.running
+    assert not door.front.health.probe.running
 
 
 def test_health_generate_reports_a_failure(door: Door) -> None:

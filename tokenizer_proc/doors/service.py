@@ -103,7 +103,7 @@ class FrontNumbers(msgspec.Struct, frozen=True):
 def _status(front: Front) -> str:
     if front.draining:
         return "draining"
-    if front.problem is not None:
+    if front.health.problem is not None:
         return "stuck"
     return "ready" if front.ready else "loading"
 
@@ -118,7 +118,7 @@ async def health(front: Front, exchange: Exchange) -> None:
     try:
         _require_progress(front)
     except Refused as refused:
-        answer = Health(_status(front), front.problem)
+        answer = Health(_status(front), front.health.problem)
         await exchange.reply(refused.status, answer, retry_after(refused))
     else:
         await exchange.reply(200, Health(_status(front)))
@@ -127,16 +127,16 @@ async def health(front: Front, exchange: Exchange) -> None:
 async def health_generate(front: Front, exchange: Exchange) -> None:
     """One token through all three processes, if no request shows already that they work."""
     _require_progress(front)
-    if front.in_flight == int(front.probe.running):
+    if front.in_flight == int(front.health.probe.running):
         async with exchange.connected():
-            await front.probe.one_token()
+            await front.health.probe.one_token()
     await exchange.reply(200, Health("ready"))
 
 
 def _require_progress(front: Front) -> None:
     front.require_ready()
-    if front.problem is not None:
-        raise Refused(503, front.problem)
+    if front.health.problem is not None:
+        raise Refused(503, front.health.problem)
 
 
 async def flush_cache(front: Front, exchange: Exchange) -> None:

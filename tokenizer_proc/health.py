@@ -1,16 +1,19 @@
-"""The one token that /health_generate asks an idle server for.
+"""Whether the server can be relied on: what the front knows, and one token as a proof.
 
-Owned by the front. At most one probe is in flight: all who ask while it runs share it, and it is
-aborted when the last of them has left.
+Owned by the front; `server` ticks it, the routes of doors/service.py ask it.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from ..wire.messages import StrOut
 from .errors import Refused
 from .limits import HEALTH_GENERATE_SECONDS
+from .progress import Progress
+
+log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
@@ -19,7 +22,30 @@ class Answer(Protocol):
     def close(self) -> None: ...
 
 
+class Health:
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        """`ask` submits a request for one token."""
+        self.progress = Progress()
+        self.probe = HealthProbe(ask)
+        self.problem: str | None = None  # why requests should go elsewhere, while they should
+
+    def tick(self, now: float) -> None:
+        """Judge whether the processes behind make progress; call it about twice a second."""
+        self.progress.tick(now)
+        before, self.problem = self.problem, self.progress.problem
+        if self.problem is None and before is not None:
+            log.warning("the server makes progress again")
+        elif self.problem is not None and before is None:
+            log.warning("not ready: %s", self.problem)
+        if self.problem is not None:
+            self.probe.fail(self.problem)
+
+
 class HealthProbe:
+    """One generated token at a time. All who ask while it is on its way share it, and it is aborted
+    when the last of them has left.
+    """
+
     def __init__(self, ask: Callable[[], Answer]) -> None:
         """`ask` submits a request for one token."""
         self._ask = ask

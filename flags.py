@@ -6,6 +6,7 @@ launcher alone. What a value may be is decided by the field's own type, through 
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn, get_type_hints
 
@@ -16,6 +17,7 @@ from tokenloom.wire.config import ServerConfig, tp_contradiction
 from tokenloom.wire.door_config import network_exposure
 from tokenloom.wire.lora_config import lora_contradiction
 from tokenloom.wire.scheduling_config import contradiction
+from tokenloom.wire.secrets import masked
 
 _EXAMPLES = """\
 examples:
@@ -39,7 +41,10 @@ _GROUP_TITLES = {
 def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
     """Flags to config. A bad flag prints one line that names it and its limit, and exits with 2."""
     parser = build_parser(prog)
-    given = vars(parser.parse_args(argv))
+    known, rest = parser.parse_known_args(argv)
+    if rest:
+        parser.error(_unknown(rest))
+    given = vars(known)
     groups: dict[str, Any] = {}
     for field in msgspec.structs.fields(ServerConfig):
         prefix = f"{field.name}."
@@ -82,7 +87,16 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line; the usage of all flags would bury it."""
-        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {masked(message)} (see --help)\n")
+
+
+def _unknown(arguments: list[str]) -> str:
+    """The flags that there are not; what follows one may be a secret and is never repeated."""
+    names = [word.partition("=")[0] for word in arguments]
+    flags = [name for name in names if re.fullmatch(r"--?[a-z][a-z-]*", name)]
+    if not flags:
+        return f"{arguments[0][:200]!r} belongs to no flag; a model is named with --model"
+    return f"there is no flag {', '.join(flags)}"
 
 
 def _add_flag(group: argparse._ArgumentGroup, dest: str, default: object, hint: object) -> None:

@@ -175,7 +175,18 @@ class Adapters:
             raise Refused(503, text) from None
         if not answer.ok:
             status = answer.status if 400 <= answer.status <= 599 else 500
-            raise Refused(status, answer.message)
+            raise Refused(status, answer.message.replace(ref.path, self.shown(ref.path)))
+
+    def paths(self) -> dict[str, str]:
+        """The path of each adapter, as clients may see it."""
+        return {name: self.shown(path) for name, path in self.registry.paths().items()}
+
+    def shown(self, path: str) -> str:
+        """`path` relative to the root that it lies in; of one that --lora named, its last part."""
+        for root in self._roots:
+            if os.path.commonpath([path, root]) == root:
+                return os.path.relpath(path, root)
+        return os.path.basename(path)
 
     def _tell(self, words: Words) -> None:
         for word in words:

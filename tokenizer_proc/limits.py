@@ -19,6 +19,7 @@ MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
 MAX_QUOTED_CHARS = 200  # of a client's value that an error message repeats
+MAX_ERROR_CHARS = 4000  # of a whole error message
 MAX_LISTED_NAMES = 20  # names that an error message lists
 MAX_LABEL_CHARS = 256  # user and cache_salt
 MAX_PATH_CHARS = 1024  # lora_path of a load

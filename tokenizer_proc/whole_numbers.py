@@ -4,6 +4,7 @@ from typing import overload
 
 from ..wire.sampling import InvalidRequest
 
+_MOST = 1 << 64  # above it nothing is taken anywhere, and a number fills an error message
 Number = int | float  # a field's type; float alone would round a large int
 
 
@@ -16,5 +17,7 @@ def whole(value: Number | None, name: str) -> int | None:
     if isinstance(value, float):
         if not value.is_integer():
             raise InvalidRequest(name, f"{name} must be a whole number, got {value}")
-        return int(value)
+        value = int(value)
+    if value is not None and not -_MOST <= value <= _MOST:
+        raise InvalidRequest(name, f"{name} must fit 64 bits")
     return value

@@ -11,6 +11,8 @@ import os
 import sys
 from contextlib import suppress
 
+from .secrets import masked
+
 log = logging.getLogger(__name__)
 
 
@@ -19,6 +21,9 @@ class _Formatter(logging.Formatter):
         super().__init__(
             f"[%(asctime)s {process.replace('%', '%%')}] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
         )
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:
@@ -46,6 +51,7 @@ def configure(process: str, level: str) -> None:
 
 def say(line: str) -> None:
     """Write `line` to standard output; where that is not possible, to the log."""
+    line = masked(line)
     try:
         print(line, flush=True)
     except OSError as error:

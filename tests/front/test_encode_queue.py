@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from front.echo_door import Door, Exchange, turn
 
-from tokenloom.tokenizer_proc import lengths, limits
+from tokenloom.tokenizer_proc import encode_queue, lengths, limits
 from tokenloom.wire.messages import TokenizedGenerateReq
 
 LONG = "é" * limits.MAX_INLINE_CHARS  # on the limit; one more goes to the thread
@@ -116,3 +116,75 @@ def test_a_refusal_in_the_thread_is_an_answer(encoder: GatedEncoder) -> None:
     encoder.encode = lambda _: []  # type: ignore[method-assign]
     answer = door.post("/v1/completions", body(LONG + "x"))
     assert (answer.status, answer.error()["message"]) == (400, "the prompt is empty")
+
+
+class Recorder:
+    """Notes what it encodes; one text in the thread waits for the gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.seen: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        assert self.gate.wait(20)
+        self.seen.append(text[0])
+        return [97] * (300 if text[0] == "L" else 1)  # the context of the echo door has 256
+
+
+async def encoded(recorder: Recorder, calls: list[list[str]]) -> list[object]:
+    """What becomes of calls that are made one after the other, while the first text is held."""
+    door = Door().start()
+    door.front.use_text(recorder, recorder)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(door.front.encode_texts(texts)) for texts in calls]
+    while door.front._encoding._waiting < len(calls):
+        await turn()
+    recorder.gate.set()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def recorder(encoder: GatedEncoder) -> Recorder:
+    return Recorder()
+
+
+def text(first: str) -> str:
+    return first + "x" * limits.MAX_INLINE_CHARS
+
+
+def test_callers_take_turns_whatever_they_bring(recorder: Recorder) -> None:
+    calls = [[text("a")] * 5, [text("b")] * 2, [text("c")]]
+    asyncio.run(encoded(recorder, calls))
+    assert "".join(recorder.seen) == "abcabaaa"
+
+
+def test_a_call_ends_at_its_first_text_that_is_too_long(recorder: Recorder) -> None:
+    (failed, other) = asyncio.run(
+        encoded(recorder, [[text("a"), text("L"), *[text("z")] * 28], [text("b")]])
+    )
+    assert getattr(failed, "code", None) == "context_length_exceeded"
+    assert other == [[97]]
+    assert sorted(recorder.seen) == ["L", "a", "b"]
+
+
+def test_what_a_caller_that_left_still_had_is_never_encoded(recorder: Recorder) -> None:
+    async def scenario() -> None:
+        door = Door().start()
+        door.front.use_text(recorder, recorder)  # type: ignore[arg-type]
+        leaves = asyncio.create_task(door.front.encode_texts([text("a")] * 5))
+        stays = asyncio.create_task(door.front.encode_texts([text("b")]))
+        while door.front._encoding._waiting < 2:
+            await turn()
+        leaves.cancel()
+        recorder.gate.set()
+        assert await stays == [[97]]
+
+    asyncio.run(scenario())
+    assert recorder.seen.count("a") <= 1
+    assert recorder.seen.count("b") == 1
+
+
+def test_short_texts_of_a_long_call_are_encoded_together(recorder: Recorder) -> None:
+    """Each piece of work in the thread has up to MAX_INLINE_CHARS characters."""
+    half = "h" * (limits.MAX_INLINE_CHARS // 2)
+    pieces = list(encode_queue._pieces([half, half, half, text("l"), "s"], len))
+    assert [len(piece) for piece in pieces] == [2, 1, 1, 1]

@@ -87,10 +87,10 @@ def test_flag_sets_its_field_and_no_other(
         (["--tp", "4", "--lora", "a=/x"], "--tp 4", "not with --lora"),
         (["--tp", "4", "--lora-root", "/x"], "--tp 4", "not with --lora-root"),
         (["--log-level"], "--log-level", "expected one argument"),
-        (["--page", "4"], "--page", "unrecognized"),
+        (["--page", "4"], "--page", "there is no flag"),
         (["--served-model-name", "\udcff"], "--served-model-name", "text in UTF-8"),
         (["--lora", "a=/\udcff"], "--lora", "NAME=PATH[,pinned]"),
-        (["model.gguf"], "model.gguf", "unrecognized"),
+        (["model.gguf"], "model.gguf", "belongs to no flag"),
     ],
 )
 def test_bad_flag_is_one_line_that_names_flag_and_limit(
@@ -102,6 +102,25 @@ def test_bad_flag_is_one_line_that_names_flag_and_limit(
     (line,) = capsys.readouterr().err.splitlines()
     assert flag in line
     assert limit in line
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--api-key", "sk-secret"],
+        ["--api-key=sk-secret"],
+        ["-k", "sk-secret"],
+        ["--api-key", "sk-secret", "--port", "1", "more"],
+        ["https://me:sk-secret@host/model"],
+        ["--page-size", "tcp://me:sk-secret@host:1"],
+    ],
+)
+def test_a_secret_on_the_command_line_is_not_repeated(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags(argv)
+    assert "sk-secret" not in capsys.readouterr().err
 
 
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from ...wire.messages import Finish
 from ...wire.sampling import InvalidRequest
 from ..errors import Refused, listed, quoted
+from ..limits import MAX_ERROR_CHARS
 
 INTERNAL_ERROR = "internal error; the server's log has the details"
 
@@ -68,6 +69,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Headers = (),
     ) -> None:
+        message = message[:MAX_ERROR_CHARS]
         super().__init__(message)
         self.status = status
         self.headers = headers

@@ -22,7 +22,7 @@ class UnloadRequest(msgspec.Struct, frozen=True):
 
 
 class LoadedAdapters(msgspec.Struct, frozen=True):
-    """SGLang's answer; `loaded_adapters` has the path of each name."""
+    """SGLang's answer; `loaded_adapters` has the path of each name, below its root."""
 
     loaded_adapters: dict[str, str]
     success: bool = True
@@ -35,7 +35,7 @@ unload_reader = BodyReader(UnloadRequest, {})
 
 async def load(front: Front, exchange: Exchange) -> None:
     await _load(front, exchange)
-    await exchange.reply(200, LoadedAdapters(front.adapters.registry.paths()))
+    await exchange.reply(200, LoadedAdapters(front.adapters.paths()))
 
 
 async def load_as_vllm(front: Front, exchange: Exchange) -> None:
@@ -45,7 +45,7 @@ async def load_as_vllm(front: Front, exchange: Exchange) -> None:
 
 async def unload(front: Front, exchange: Exchange) -> None:
     await _unload(front, exchange)
-    await exchange.reply(200, LoadedAdapters(front.adapters.registry.paths()))
+    await exchange.reply(200, LoadedAdapters(front.adapters.paths()))
 
 
 async def unload_as_vllm(front: Front, exchange: Exchange) -> None:

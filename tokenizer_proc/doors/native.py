@@ -198,9 +198,9 @@ async def _start(
 ) -> tuple[list[RequestStream], NativeRenderer]:
     name, prompt = prompt_of(request, front.context_length())
     batch = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    sampling = read_sampling(request.sampling_params, len(prompt) if batch else 1)
+    params = [_sampling(fields) for fields in sampling]
     with respelled({"input_ids": name, "prompt": name}):
-        sampling = read_sampling(request.sampling_params, len(prompt) if batch else 1)
-        params = [_sampling(fields) for fields in sampling]
         rids = _rids(request.rid, len(params), batch=batch)
         adapters = _adapters(front, request, len(params))
         prompts = await prompts_of(prompt, name, front.encode_texts)

@@ -190,7 +190,7 @@ def _tcp(endpoint: str | None) -> tuple[str, int] | None:
     if endpoint is None or not endpoint.startswith("tcp://"):
         return None
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return (host, int(port)) if port.isdigit() else None
+    return (host.rpartition("@")[2], int(port)) if port.isdigit() else None
 
 
 def _internal_states(info: SchedulerInfo | None) -> list[InternalState]:

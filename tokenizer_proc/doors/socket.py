@@ -40,7 +40,12 @@ from ...wire.sampling import InvalidRequest
 from ..errors import Refused
 from ..front import Front, RequestStream
 from ..labels import labels_of
-from ..limits import MAX_REQUEST_ID_CHARS, MAX_SOCKET_QUESTIONS, RETRY_AFTER_DRAINING
+from ..limits import (
+    MAX_ERROR_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_SOCKET_QUESTIONS,
+    RETRY_AFTER_DRAINING,
+)
 from .client_frames import read_message, rid_of
 from .request_ids import check_rid
 from .router import DoorLimits, Peer, PeerGone, Router
@@ -381,7 +386,7 @@ class SocketDoor:
 
 
 def _invalid(rid: str, error: InvalidRequest) -> Failed:
-    return Failed(rid, 400, error.message, error.param or None, code=error.code)
+    return Failed(rid, 400, error.message[:MAX_ERROR_CHARS], error.param or None, code=error.code)
 
 
 def _failed(rid: str, refused: Refused) -> Failed:

@@ -20,10 +20,12 @@ def _first_to_go(req: Req) -> tuple[bool, int, int, int]:
     return is_protected(req), req.priority, req.output_len, -req.arrival
 
 
-def choose_victim(running: Iterable[Req]) -> Req | None:
-    """The one to retract for the others' next tokens; never the only one."""
-    reqs = list(running)
-    return min(reqs, key=_first_to_go) if len(reqs) > 1 else None
+def all_but_the_last(running: Iterable[Req]) -> list[Req]:
+    """Whom to retract for the others' next tokens, the first to go first; one always stays.
+
+    A retraction changes nobody else's place, so one sort serves a whole step.
+    """
+    return sorted(running, key=_first_to_go)[:-1]
 
 
 def in_giving_order(running: Iterable[Req]) -> list[Req]:

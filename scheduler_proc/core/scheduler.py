@@ -42,7 +42,7 @@ from .lora_slots import AdapterError, LoRASlots
 from .prefill_adder import PrefillAdder
 from .queue_limits import QueueLimits
 from .req import Req, ReqState
-from .retraction import choose_victim, in_giving_order
+from .retraction import all_but_the_last, in_giving_order
 from .rows_out import RowsOut
 from .schedule_batch import ScheduleBatch, row_open
 from .step_budget import StepBudget
@@ -201,23 +201,30 @@ class Scheduler:
                 return []
             for forced in in_giving_order(self._running.values())[:1]:
                 self._retract(forced)
-        while True:
-            decodes = [req for req in self._running.values() if req.goes_on_decoding]
-            needy = [req for req in decodes if req.kv and self._kv.is_full(req.kv)]
-            if len(needy) > self._kv.reachable_pages and self._must_settle():
+        decodes = [req for req in self._running.values() if req.goes_on_decoding]
+        needy = {req.rid: req for req in decodes if req.kv and self._kv.is_full(req.kv)}
+        if len(needy) > self._kv.reachable_pages:
+            if self._must_settle():
                 return []
-            if self._kv.make_room(len(needy)):
-                break
-            if (victim := choose_victim(self._running.values())) is not None:
-                self._retract(victim)
-            else:  # a lone one always fits, or intake has let through what it must not
-                self._finish(needy[0], NO_PAGES)
-        for req in needy:
+            self._retract_for(needy)
+            decodes = [req for req in decodes if req.state is ReqState.DECODING]
+        self._kv.make_room(len(needy))
+        for req in needy.values():
             if req.kv and not self._kv.grow(req.kv, 1):
                 decodes.remove(req)
                 self._allocation_failed(req)
         self._admission.after_decodes(decodes, retracted=self.totals.retractions > before)
         return decodes
+
+    def _retract_for(self, needy: dict[int, Req]) -> None:
+        """Retract until all that are left of the needy can have a page."""
+        for victim in all_but_the_last(self._running.values()):
+            self._retract(victim)
+            needy.pop(victim.rid, None)
+            if len(needy) <= self._kv.reachable_pages:
+                return
+        # a lone one always fits, or intake has let through what it must not
+        self._finish(needy.popitem()[1], NO_PAGES)
 
     def _must_settle(self) -> bool:
         """Somebody is to be retracted: not before all results are known."""

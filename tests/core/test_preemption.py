@@ -9,7 +9,7 @@ from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.prefill_adder import PrefillAdder
 from tokenloom.scheduler_proc.core.req import Req, ReqState
-from tokenloom.scheduler_proc.core.retraction import choose_victim, preemptable_by
+from tokenloom.scheduler_proc.core.retraction import all_but_the_last, preemptable_by
 from tokenloom.wire.sampling import SamplingParams
 
 
@@ -30,12 +30,7 @@ def test_who_gives_way_first() -> None:
         req(9, priority=3),
         req(10, priority=-5, retractions=2),
     ]
-    reqs = in_order[::-1]
-    order = []
-    while (victim := choose_victim(reqs)) is not None:
-        order.append(victim)
-        reqs.remove(victim)
-    assert order == in_order[:-1], "and never the only one"
+    assert all_but_the_last(in_order[::-1]) == in_order[:-1], "and never the only one"
 
 
 def test_who_may_be_preempted() -> None:

@@ -107,11 +107,14 @@ def _receive(
     while runner.prepare():
         if messages := inbox.receive(0):
             return messages
-    messages = inbox.receive(IDLE_CHECK_MS)
+    messages = inbox.receive(0 if scheduler.audit.under_way else IDLE_CHECK_MS)
     if messages:
         return messages
-    scheduler.on_idle(log.error)
+    while scheduler.on_idle(log.error):
+        if messages := inbox.receive(0):
+            return messages
     gc.collect()
+    gc.freeze()  # so the next look is at what came since, not at the whole prefix tree again
     return inbox.receive(None)
 
 

@@ -2,15 +2,19 @@
 
 Free pages, tree pages and pages owned by requests are disjoint and sum to the pool; a tree node is
 locked exactly by the requests whose prefix runs through it, and holds their ids in their namespace;
-every unlocked leaf can be evicted; every row is free or held once. PURE.
+every unlocked leaf can be evicted; every row is free or held once. `audit` checks them in slices,
+so that a large pool does not keep the loop from its mailbox. PURE.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from .kv_cache import KVCache
 from .radix_cache import ID_BYTES, TreeNode
 from .req import Req
+from .totals import Totals
+
+SLICE = 4096  # pages, nodes and heap entries that are looked at between two yields of an audit
 
 
 class ConservationError(AssertionError):
@@ -19,11 +23,36 @@ class ConservationError(AssertionError):
 
 def check_conservation(kv: KVCache, running: Iterable[Req]) -> None:
     """Raises ConservationError. Costs a walk over the tree and the pool."""
-    reqs = list(running)
-    nodes = kv.tree.nodes()
-    _check_pages(kv, nodes, reqs)
-    _check_nodes(kv, nodes)
-    _check_locks(kv, nodes, reqs)
+    for _ in audit(kv, running):
+        pass
+
+
+def audit(kv: KVCache, running: Iterable[Req], size: int = SLICE) -> Iterator[int]:
+    """Check a slice at each `next`, which says how much it looked at: at most twice the size.
+
+    Nothing may change between two slices. Raises ConservationError.
+    """
+    looked = 0
+    for part in _check_parts(kv, list(running), size):
+        looked += part
+        if looked >= size:
+            yield looked
+            looked = 0
+
+
+def _check_parts(kv: KVCache, reqs: list[Req], size: int) -> Iterator[int]:
+    """Yields after each part, of at most `size` and one, how much it was."""
+    owners = _Owners(kv)
+    for start in range(0, kv.pages.available, size):
+        part = kv.pages.free_numbers(start, start + size)
+        owners.add(part)
+        yield len(part)
+    yield from _check_tree(kv, owners, _locks(reqs), size)
+    for req in reqs:
+        assert req.kv is not None
+        owners.add(req.kv.pages[req.kv.tree_pages :])
+    owners.check()
+    _check_paths(kv, reqs)
     _check_rows(kv, reqs)
 
 
@@ -32,53 +61,87 @@ def _require(holds: bool, law: str) -> None:
         raise ConservationError(law)
 
 
-def _check_pages(kv: KVCache, nodes: list[TreeNode], reqs: list[Req]) -> None:
-    owners = Counter(kv.pages.free_numbers())
-    for node in nodes:
-        owners.update(node.pages)
+class _Owners:
+    """Who has which page; `add` books the pages of one owner."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._capacity = kv.pages.capacity
+        self._owned = bytearray(self._capacity + 1)
+
+    def add(self, pages: list[int]) -> None:
+        owned = self._owned
+        for page in pages:
+            if not 0 < page <= self._capacity:
+                raise ConservationError(f"page {page} is outside the pool")
+            if owned[page]:
+                raise ConservationError(f"page {page} has more than one owner")
+            owned[page] = 1
+
+    def check(self) -> None:
+        if self._owned.count(1) < self._capacity:
+            lost = [page for page, owned in enumerate(self._owned) if page and not owned]
+            raise ConservationError(f"lost pages: {lost[:8]}")
+
+
+def _check_tree(kv: KVCache, owners: _Owners, locks: Counter[int], size: int) -> Iterator[int]:
+    nodes = leaves = 0
+    pages = [0, 0]  # evictable, locked
+    for node in kv.tree.walk():
+        _check_node(kv, node)
+        _require(node.lock_count == locks[node.uid], f"node {node.uid}: locks are miscounted")
+        nodes += 1
+        leaves += node.is_evictable_leaf()
+        pages[node.lock_count > 0] += len(node.pages)
+        for start in range(0, len(node.pages), size):
+            part = node.pages[start : start + size]
+            owners.add(part)
+            yield len(part) + 1
+    _require(pages[0] == kv.tree.evictable_pages, "evictable pages are miscounted")
+    _require(pages[1] == kv.tree.locked_pages, "locked pages are miscounted")
+    _require(nodes == kv.tree.num_nodes, "nodes are miscounted")
+    in_order = 0
+    for start in range(0, kv.tree.order_length, size):
+        in_order += kv.tree.leaves_in_order(start, start + size)
+        yield size
+    _require(leaves == in_order, "an unlocked leaf is not up for eviction")
+
+
+def _check_node(kv: KVCache, node: TreeNode) -> None:
+    page_bytes = kv.page_size * ID_BYTES
+    _require(len(node.key) == len(node.pages) * page_bytes, f"node {node.uid}: key and pages")
+    _require(bool(node.pages), f"node {node.uid} is empty")
+    parent = node.parent
+    _require(
+        parent is not None and parent.children.get(node.edge) is node,
+        f"node {node.uid} is not its parent's child",
+    )
+    assert parent is not None
+    at_root = parent is kv.tree.root
+    edge = node.edge[-page_bytes:] if at_root else node.edge
+    _require(edge == node.key[:page_bytes], f"node {node.uid}: edge and key")
+    above = parent.start + len(parent.pages)
+    _require(node.start == above, f"node {node.uid}: pages above are miscounted")
+
+
+def _locks(reqs: list[Req]) -> Counter[int]:
+    """How many requests read each node, by its uid."""
+    locks: Counter[int] = Counter()
     for req in reqs:
         assert req.kv is not None
-        owners.update(req.kv.pages[req.kv.tree_pages :])
-    shared = [page for page, count in owners.items() if count != 1]
-    _require(not shared, f"pages with more than one owner: {shared[:8]}")
-    expected = set(range(1, kv.pages.capacity + 1))
-    _require(set(owners) == expected, f"lost pages: {sorted(expected - set(owners))[:8]}")
+        node = req.kv.node
+        while node.parent is not None:
+            locks[node.uid] += 1
+            node = node.parent
+    return locks
 
 
-def _check_nodes(kv: KVCache, nodes: list[TreeNode]) -> None:
-    page_bytes = kv.page_size * ID_BYTES
-    for node in nodes:
-        _require(len(node.key) == len(node.pages) * page_bytes, f"node {node.uid}: key and pages")
-        _require(bool(node.pages), f"node {node.uid} is empty")
-        parent = node.parent
-        _require(
-            parent is not None and parent.children.get(node.edge) is node,
-            f"node {node.uid} is not its parent's child",
-        )
-        assert parent is not None
-        at_root = parent is kv.tree.root
-        edge = node.edge[-page_bytes:] if at_root else node.edge
-        _require(edge == node.key[:page_bytes], f"node {node.uid}: edge and key")
-        above = parent.start + len(parent.pages)
-        _require(node.start == above, f"node {node.uid}: pages above are miscounted")
-    evictable = sum(len(node.pages) for node in nodes if not node.lock_count)
-    locked = sum(len(node.pages) for node in nodes if node.lock_count)
-    _require(evictable == kv.tree.evictable_pages, "evictable pages are miscounted")
-    _require(locked == kv.tree.locked_pages, "locked pages are miscounted")
-    _require(len(nodes) == kv.tree.num_nodes, "nodes are miscounted")
-    leaves = sum(node.is_evictable_leaf() for node in nodes)
-    _require(leaves == kv.tree.leaves_in_order(), "an unlocked leaf is not up for eviction")
-
-
-def _check_locks(kv: KVCache, nodes: list[TreeNode], reqs: list[Req]) -> None:
-    locks: Counter[int] = Counter()
+def _check_paths(kv: KVCache, reqs: list[Req]) -> None:
     for req in reqs:
         assert req.kv is not None
         pages: list[int] = []
         key, namespace = b"", req.namespace.encode()
         node = req.kv.node
         while node.parent is not None:
-            locks[node.uid] += 1
             pages = node.pages + pages
             key = node.key + key
             namespace = node.edge[: -kv.page_size * ID_BYTES]
@@ -88,8 +151,6 @@ def _check_locks(kv: KVCache, nodes: list[TreeNode], reqs: list[Req]) -> None:
         ids = req.ids[: req.kv.tree_pages * kv.page_size].tobytes()
         _require(key == ids, f"request {req.rid} and its tree path disagree on ids")
         _require(namespace == req.namespace.encode(), f"request {req.rid} reads another namespace")
-    for node in nodes:
-        _require(node.lock_count == locks[node.uid], f"node {node.uid}: locks are miscounted")
 
 
 def _check_rows(kv: KVCache, reqs: list[Req]) -> None:
@@ -103,3 +164,32 @@ def _check_rows(kv: KVCache, reqs: list[Req]) -> None:
         _require(in_order, f"request {req.rid}: landed, computed and known tokens disagree")
     rows = [req.kv.row for req in reqs if req.kv is not None] + kv.rows.free_numbers()
     _require(sorted(rows) == list(range(kv.rows.capacity)), "rows are lost or held twice")
+
+
+class IdleAudit:
+    """The audit of a scheduler that serves nobody, a slice at each call."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self._version = -1  # of what the slices look at
+        self._slices: Iterator[int] = iter(())
+        self.size = SLICE  # of a slice
+        self.under_way = False
+        self.looked_at = 0  # by the last slice
+
+    def go_on(self, totals: Totals, report: Callable[[str], None]) -> bool:
+        """Check the next slice; False when all is checked. Starts again once a request has run
+        or the cache was flushed, and not before.
+
+        A broken law is counted and reported, and the server goes on.
+        """
+        if self._version != self._kv.version:
+            self._version, self._slices = self._kv.version, audit(self._kv, (), self.size)
+        try:
+            self.looked_at = next(self._slices, 0)
+        except AssertionError as error:
+            self.looked_at = 0
+            totals.violations += 1
+            report(str(error))
+        self.under_way = self.looked_at > 0
+        return self.under_way

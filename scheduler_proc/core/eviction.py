@@ -108,9 +108,13 @@ class EvictionOrder(Generic[L]):
     def clear(self) -> None:
         self._heap, self._limit = [], _SLACK
 
-    def live(self) -> int:
-        """How many leaves are in the order. For conservation checks."""
-        return sum(map(_counts, self._heap))
+    def __len__(self) -> int:
+        """Entries, stale ones included."""
+        return len(self._heap)
+
+    def live(self, start: int, stop: int) -> int:
+        """How many of these entries stand for a leaf. For conservation checks."""
+        return sum(map(_counts, self._heap[start:stop]))
 
     def _compact(self) -> None:
         """Drop stale entries; the next time comes after as many pushes as entries are left."""

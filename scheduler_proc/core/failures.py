@@ -4,6 +4,8 @@ Used by core/scheduler.py and core/queue_limits.py. The numbers are HTTP's.
 """
 
 from ...wire.messages import Finish
+from ...wire.sampling import InvalidRequest
+from .lora_slots import AdapterError
 
 
 def failure(status: int, why: str, *, retry_after: int | None = None) -> Finish:
@@ -17,3 +19,8 @@ CUT_SHORT = failure(
 )
 NO_PAGES = failure(500, "the KV pool did not give the pages that this request was promised")
 NOT_FINITE = failure(500, "the model gave no finite probabilities for this request")
+
+
+def refusal_for(error: InvalidRequest | AdapterError) -> Finish:
+    """What a request that can never be served is told."""
+    return failure(404 if isinstance(error, AdapterError) else 400, str(error))

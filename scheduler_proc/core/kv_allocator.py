@@ -41,9 +41,9 @@ class _FreeList:
             self._is_free[number] = 1
         self._free.extend(numbers)
 
-    def free_numbers(self) -> list[int]:
-        """For conservation checks."""
-        return list(self._free)
+    def free_numbers(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """All, or a slice of them. For conservation checks."""
+        return self._free[start:stop]
 
 
 class TokenToKVPoolAllocator(_FreeList):

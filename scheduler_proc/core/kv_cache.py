@@ -27,6 +27,7 @@ class KVCache:
         self.tree = RadixCache(self.page_size, settings.eviction_policy, self.events)
         self._reuse = not settings.disable_radix_cache
         self._faults = faults or Faults()
+        self.version = 0  # changes before pages do, if only requests and flushes change them
         self._imagined = 0  # pages that count as reachable while a release is only imagined
         self._news: list[tuple[int, int, int]] = []
 
@@ -72,6 +73,7 @@ class KVCache:
 
     def admit(self, req: Req, match: Match) -> None:
         """Give the request a row and lock its matched prefix. Needs a free row, a fresh match."""
+        self.version += 1
         node = self.tree.lock(match, req.priority)
         (row,) = self.rows.alloc(1)
         computed = match.num_pages * self.page_size
@@ -148,6 +150,7 @@ class KVCache:
 
     def flush(self) -> int:
         """Forget all cached prefixes, while no request holds any; returns how many pages."""
+        self.version += 1
         pages = self.tree.clear()
         self.pages.free(pages)
         return len(pages)

@@ -4,12 +4,15 @@ Owned by core/scheduler.py, which tells what enters, starts and ends. A retracte
 started: it neither counts as waiting nor is refused. Time is whatever the caller says.
 """
 
+import heapq
+
 from ...wire.messages import Finish
 from ...wire.scheduling_config import SchedulingConfig
 from .failures import failure
 from .req import Req
 from .time_limit import TimeLimit
 
+_SLACK = 64  # entries of those that left
 RETRY_AFTER = 1  # seconds: the queue moves with every answer
 
 
@@ -19,10 +22,45 @@ class QueueLimits:
         self._max_tokens = settings.max_waiting_tokens
         self._requests = 0
         self._tokens = 0
+        self._waiting: set[int] = set()  # rids, where there are caps
+        self._lowest: list[
+            tuple[int, int, Req]
+        ] = []  # a heap of them; who has left is dropped late
         self._until_start = TimeLimit(settings.queue_timeout)
         self._until_end = TimeLimit(settings.request_timeout)
 
-    def refusal(self, req: Req) -> Finish | None:
+    def admit(self, req: Req) -> tuple[list[tuple[Req, Finish]], Finish | None]:
+        """Who must leave the queue for the request and what they are told, or why it may not wait.
+
+        Those of lower priority leave, the lowest and latest first, if that is enough.
+        """
+        refusal = self._refusal(req)
+        if refusal is None or not self._fits_alone(req):
+            return [], refusal
+        requests, tokens = self._requests, self._tokens
+        displaced: list[tuple[Req, Finish]] = []
+        entries: list[tuple[int, int, Req]] = []
+        while refusal is not None and (lesser := self._worst()) and lesser.priority < req.priority:
+            entries.append(heapq.heappop(self._lowest))
+            self._requests -= 1
+            self._tokens -= lesser.prompt_len
+            displaced.append((lesser, _busy("a request of higher priority took its place")))
+            refusal = self._refusal(req)
+        self._requests, self._tokens = requests, tokens  # the caller ends them one by one
+        for entry in entries:
+            heapq.heappush(self._lowest, entry)
+        return ([], refusal) if refusal is not None else (displaced, None)
+
+    def _fits_alone(self, req: Req) -> bool:
+        return self._max_tokens is None or req.prompt_len <= self._max_tokens
+
+    def _worst(self) -> Req | None:
+        """Of those that wait and never started: the lowest priority, of these the latest."""
+        while self._lowest and self._lowest[0][2].rid not in self._waiting:
+            heapq.heappop(self._lowest)
+        return self._lowest[0][2] if self._lowest else None
+
+    def _refusal(self, req: Req) -> Finish | None:
         """Why the request may not wait beside those that do. An empty queue takes any."""
         if self._max_requests is not None and self._requests >= self._max_requests:
             return _busy(
@@ -38,6 +76,12 @@ class QueueLimits:
         return None
 
     def enter(self, req: Req, now: float) -> None:
+        if self._max_requests is not None or self._max_tokens is not None:
+            self._waiting.add(req.rid)
+            heapq.heappush(self._lowest, (req.priority, -req.arrival, req))
+            if len(self._lowest) > 2 * len(self._waiting) + _SLACK:
+                self._lowest = [one for one in self._lowest if one[2].rid in self._waiting]
+                heapq.heapify(self._lowest)
         self._requests += 1
         self._tokens += req.prompt_len
         self._until_start.begin(req.rid, now)
@@ -45,6 +89,7 @@ class QueueLimits:
 
     def start(self, req: Req) -> None:
         """Its first start only."""
+        self._waiting.discard(req.rid)
         self._requests -= 1
         self._tokens -= req.prompt_len
         self._until_start.clear(req.rid)

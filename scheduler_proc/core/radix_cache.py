@@ -5,6 +5,7 @@ are compared as memory. Namespaces part at the root and share nothing. The tree 
 its nodes but never touches the allocator: evict returns the pages that the caller gives back. PURE.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...wire.scheduling_config import EvictionPolicy
@@ -226,17 +227,23 @@ class RadixCache:
 
     def nodes(self) -> list[TreeNode]:
         """All nodes but the root."""
-        found: list[TreeNode] = []
-        todo = [self.root]
-        while todo:
-            children = todo.pop().children.values()
-            found += children
-            todo += children
-        return found
+        return list(self.walk())
 
-    def leaves_in_order(self) -> int:
-        """For conservation checks."""
-        return self._order.live()
+    def walk(self) -> Iterator[TreeNode]:
+        """The same one by one. Nothing may change meanwhile."""
+        todo = list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += node.children.values()
+
+    @property
+    def order_length(self) -> int:
+        return len(self._order)
+
+    def leaves_in_order(self, start: int, stop: int) -> int:
+        """How many of such entries of the eviction order count. For conservation checks."""
+        return self._order.live(start, stop)
 
     def _common_bytes(self, run: bytes, key: bytes, start: int) -> int:
         """How far `run` and `key[start:]` agree, in whole pages; one at least (the edge)."""

@@ -33,8 +33,8 @@ from ...wire.scheduling_config import SchedulingConfig, contradiction
 from ..worker_batch import BatchResult, LoRAOrders, ModelWorkerBatch, RowOpen
 from .admission import Admission
 from .cache_flush import CacheFlushes
-from .conservation import check_conservation
-from .failures import CUT_SHORT, DRAINING, NO_PAGES, NOT_FINITE, failure
+from .conservation import IdleAudit, check_conservation
+from .failures import CUT_SHORT, DRAINING, NO_PAGES, NOT_FINITE, refusal_for
 from .faults import Faults
 from .intake import Limits, make_req
 from .kv_cache import KVCache
@@ -67,6 +67,7 @@ class Scheduler:
         self._limits = limits
         self._kv = KVCache(settings, num_pages, faults)
         self._faults = faults or Faults()
+        self.audit = IdleAudit(self._kv)
         self._admission = Admission(settings)
         self._waiting = WaitingQueue(settings, self._kv)
         self._queue_limits = QueueLimits(settings)
@@ -140,19 +141,19 @@ class Scheduler:
         self._arrivals += 1
         try:
             req = make_req(message, self._arrivals, self._limits)
-        except InvalidRequest as error:
-            self._rows_out.refuse(message.rid, failure(400, error.message))
-            return
-        if refusal := self._queue_limits.refusal(req):
-            self._rows_out.refuse(message.rid, refusal)
-            return
-        try:
             self._loras.accept(req.lora_id)
-        except AdapterError as error:
-            self._rows_out.refuse(message.rid, failure(404, str(error)))
+        except (InvalidRequest, AdapterError) as error:
+            self._rows_out.refuse(message.rid, refusal_for(error))
             return
         if self._settings.low_priority_first:
             req.priority = -req.priority
+        displaced, refusal = self._queue_limits.admit(req)
+        if refusal is not None:
+            self._loras.leave(req.lora_id)
+            self._rows_out.refuse(message.rid, refusal)
+            return
+        for lesser, finish in displaced:
+            self._finish(lesser, finish)
         req.arrived_at = self._computed_tokens
         self._reqs[req.rid] = req
         self._waiting.add(req)
@@ -217,13 +218,12 @@ class Scheduler:
         return decodes
 
     def _retract_for(self, needy: dict[int, Req]) -> None:
-        """Retract until all that are left of the needy can have a page."""
+        """Retract until the needy that are left can have a page. A lone one has room, or ends."""
         for victim in all_but_the_last(self._running.values()):
             self._retract(victim)
             needy.pop(victim.rid, None)
             if len(needy) <= self._kv.reachable_pages:
                 return
-        # a lone one always fits, or intake has let through what it must not
         self._finish(needy.popitem()[1], NO_PAGES)
 
     def _must_settle(self) -> bool:
@@ -243,8 +243,7 @@ class Scheduler:
     def _stop_running(self, req: Req) -> None:
         del self._running[req.rid]
         self._loras.retire(req.lora_id)
-        if self._chunked is req:
-            self._chunked = None
+        self._chunked = None if self._chunked is req else self._chunked
 
     def _allocation_failed(self, req: Req) -> None:
         """The pool did not give what it had promised. The request tries again, a few times."""
@@ -379,14 +378,10 @@ class Scheduler:
         """Raises ConservationError if a page, lock or row is lost or owned twice."""
         check_conservation(self._kv, self._running.values())
 
-    def on_idle(self, report: Callable[[str], None]) -> None:
-        """Start afresh; a broken law is counted and reported, and the server goes on."""
+    def on_idle(self, report: Callable[[str], None]) -> bool:
+        """Start afresh and audit a slice of the books; False when all has been looked at."""
         self._admission.ratio.reset()
-        try:
-            self.check()
-        except AssertionError as error:
-            self.totals.violations += 1
-            report(str(error))
+        return self.audit.go_on(self.totals, report)
 
     def stats(self, seq: int = 0) -> StatsOut:
         counts = QueueCounts(self._step, len(self._running), len(self._waiting))

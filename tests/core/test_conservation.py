@@ -1,14 +1,22 @@
 """The audit of page ownership notices every way in which the books can be wrong."""
 
 import re
+from array import array
 from collections.abc import Callable
 
 import pytest
 from support.scheduling import Bench
 
-from tokenloom.scheduler_proc.core.conservation import ConservationError, check_conservation
+from tokenloom.scheduler_proc.core.conservation import (
+    SLICE,
+    ConservationError,
+    audit,
+    check_conservation,
+)
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.req import Req
+from tokenloom.wire.messages import TokenizedGenerateReq
+from tokenloom.wire.sampling import SamplingParams
 
 PROMPT = list(range(1, 23))  # five pages and a half
 
@@ -50,7 +58,7 @@ def test_a_page_that_is_free_and_owned() -> None:
         assert req.kv is not None
         kv.pages.free(req.kv.pages[-1:])
 
-    cook(books, "pages with more than one owner: [")
+    cook(books, "has more than one owner")
 
 
 def test_a_page_that_is_free_and_in_the_tree() -> None:
@@ -58,7 +66,7 @@ def test_a_page_that_is_free_and_in_the_tree() -> None:
         assert req.kv is not None
         kv.pages.free(req.kv.pages[:1])
 
-    cook(books, "pages with more than one owner: [")
+    cook(books, "has more than one owner")
 
 
 def test_a_foreign_page() -> None:
@@ -66,7 +74,7 @@ def test_a_foreign_page() -> None:
         assert req.kv is not None
         req.kv.pages.append(0)
 
-    cook(books, "lost pages")
+    cook(books, "page 0 is outside the pool")
 
 
 def test_a_node_with_more_key_than_pages() -> None:
@@ -198,3 +206,51 @@ def test_lost_and_doubled_rows() -> None:
 
     cook(lose, "rows are lost or held twice")
     cook(double, "rows are lost or held twice")
+
+
+def filled_by(bench: Bench, requests: int, length: int) -> None:
+    for n in range(requests):
+        ids = array("i", [n % 90 + 1, n // 90 + 1, *[7] * length]).tobytes()
+        params = SamplingParams(max_new_tokens=1, seed=0)
+        bench.scheduler.handle(TokenizedGenerateReq(n + 1, ids, params))
+    while batch := bench.scheduler.get_next_batch_to_run():
+        bench.scheduler.process_batch_result(bench.runner.run(batch))
+
+
+def test_an_audit_is_made_of_slices_however_large_the_pool() -> None:
+    """Of many nodes, and of one with more pages than a slice has."""
+    bench = Bench(pool_tokens=60_000, page_size=1, max_running=64, chunk=0)
+    filled_by(bench, 400, 40)
+    kv = bench.scheduler._kv
+    pages = kv.pages.alloc(3 * SLICE)
+    key = b"".join(n.to_bytes(4, "little") for n in range(1000, 1000 + len(pages)))
+    kv.tree.unlock(kv.tree.insert(kv.tree.root, key, pages).node)
+    looked = list(audit(kv, ()))
+    assert kv.tree.num_nodes > 400
+    assert len(looked) > 60_000 // SLICE
+    assert max(looked) <= 2 * SLICE
+    assert sum(looked) >= 60_000 + kv.tree.num_nodes
+
+
+def test_an_idle_audit_goes_on_where_it_stopped_and_starts_again_after_a_request() -> None:
+    bench = Bench(pool_tokens=64, page_size=1)
+    bench.scheduler.audit.size = 8
+    slices = sum(1 for _ in audit(bench.scheduler._kv, (), 8))
+    problems: list[str] = []
+    for _ in range(slices - 1):
+        assert bench.scheduler.on_idle(problems.append)
+    bench.scheduler.stats()
+    assert bench.scheduler.on_idle(problems.append)
+    assert not bench.scheduler.on_idle(problems.append)
+    assert not bench.scheduler.on_idle(problems.append), "and is not made twice for nothing"
+    bench.submit(PROMPT, 3)
+    bench.run()
+    assert bench.scheduler.on_idle(problems.append)
+    bench.submit(PROMPT, 3)
+    bench.run()
+    bench.scheduler._kv.pages.alloc(1)
+    while bench.scheduler.on_idle(problems.append):
+        pass
+    (problem,) = problems
+    assert problem.startswith("lost pages")
+    assert bench.scheduler.totals.violations == 1

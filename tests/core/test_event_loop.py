@@ -212,8 +212,24 @@ def test_garbage_is_collected_when_idle() -> None:
     try:
         event_loop(bench.scheduler, bench.runner, Script([], [DrainReq()]), Sent())
         assert alive() is None
+        assert gc.get_freeze_count(), "what is alive is not looked at again"
     finally:
+        gc.unfreeze()
         gc.enable()
+
+
+def test_messages_are_read_between_the_slices_of_an_idle_audit() -> None:
+    """It goes on without another pause after one that needs no step."""
+    bench = Bench(pool_tokens=512, page_size=4)
+    bench.scheduler.audit.size = 8
+    slices = 512 // 4 // 8
+    calls: list[list[ToScheduler]] = [[] for _ in range(slices + 2)]
+    calls[5] = [StatsReq(7)]
+    sent, script = Sent(), Script(*calls, [DrainReq()])
+    event_loop(bench.scheduler, bench.runner, script, sent)
+    assert any(isinstance(message, StatsOut) for message in sent)
+    looks = [0] * (slices + 1)  # one after each, and one when it is idle again
+    assert script.waits == [IDLE_CHECK_MS, *looks, None]
 
 
 def test_the_loop_tells_the_time() -> None:

@@ -23,7 +23,7 @@ def test_many_uses_leave_few_entries_and_the_order_right() -> None:
         node.priority, node.last_use = draw.randrange(9), tick
         order.push(node)
         longest = max(longest, len(order._heap))
-    assert order.live() == 300
+    assert order.live(0, len(order)) == 300
     assert 2 * 300 < longest <= 2 * 300 + 64, "dropped rarely, and before they are the most"
     expected = sorted(nodes, key=lambda node: (node.priority, node.last_use))
     assert [order.pop() for _ in expected] == expected

@@ -5,7 +5,7 @@ from support.hash_model import VOCAB
 from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.time_limit import TimeLimit
-from tokenloom.wire.messages import AbortReq, DrainReq
+from tokenloom.wire.messages import AbortReq, DrainReq, LoRAUnloaded, UnloadLoRAReq
 
 
 def test_a_full_queue_refuses_the_next_one() -> None:
@@ -211,3 +211,86 @@ def test_deadlines_pass_in_order_and_only_once() -> None:
     assert limit.take_expired(11.0) == [1, 3]
     assert limit.take_expired(11.0) == []
     assert limit.take_expired(12.0) == [4]
+
+
+def displaced(bench: Bench) -> list[int]:
+    finishes = bench.finishes.items()
+    return [rid for rid, finish in finishes if "higher priority" in finish.message]
+
+
+def test_a_higher_priority_takes_the_place_of_the_lowest_and_latest() -> None:
+    bench = Bench(max_running=1, max_waiting_requests=3, schedule_policy="priority")
+    runs = bench.submit(prompt(5), 5)
+    bench.step()
+    wait = [bench.submit(prompt(5, n), 5, priority=n % 2) for n in (2, 3, 4)]
+    equal = bench.submit(prompt(5, 5), 5)
+    assert bench.finishes[equal].status == 503, "the newcomer, where none is lower"
+    urgent = [bench.submit(prompt(5, 6 + n), 5, priority=1000) for n in range(3)]
+    assert displaced(bench) == [wait[2], wait[0], wait[1]]
+    assert {bench.finishes[rid].status for rid in wait} == {503}
+    assert all(bench.finishes[rid].retry_after for rid in wait)
+    late = bench.submit(prompt(5, 9), 5, priority=1000)
+    assert bench.finishes[late].status == 503
+    bench.run()
+    bench.assert_right(runs, *urgent)
+    assert bench.scheduler.stats().waiting == 0
+    limits = bench.scheduler._queue_limits
+    assert (limits._requests, limits._tokens, limits._waiting) == (0, 0, set())
+    bench.assert_clean()
+
+
+def test_smaller_priorities_displace_larger_ones_where_they_go_first() -> None:
+    bench = Bench(max_running=1, max_waiting_requests=1, low_priority_first=True)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    first = bench.submit(prompt(5, 2), 5, priority=4)
+    bench.submit(prompt(5, 3), 5, priority=-4)
+    assert displaced(bench) == [first]
+
+
+def test_as_many_are_displaced_as_a_longer_prompt_needs_and_none_in_vain() -> None:
+    bench = Bench(max_running=1, max_waiting_tokens=60)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    low = [bench.submit(prompt(20, n), 5, priority=n) for n in (2, 0, 1)]
+    for length, priority in ((41, 2), (61, 9), (30, 0)):
+        bench.submit(prompt(length, 7), 5, priority=priority)
+        assert displaced(bench) == []
+    takes = bench.submit(prompt(40, 7), 5, priority=2)
+    assert displaced(bench) == [low[1], low[2]]
+    bench.run()
+    bench.assert_right(low[0], takes)
+
+
+def test_a_retracted_request_is_never_displaced() -> None:
+    bench = Bench(
+        pool_tokens=64,
+        max_running=1,
+        preemption_threshold=1,
+        max_waiting_requests=1,
+        schedule_policy="priority",
+    )
+    low = bench.submit(prompt(8), 20, ignore_eos=True)
+    bench.step()
+    bench.submit(prompt(8, 2), 20, priority=1, ignore_eos=True)
+    bench.step()
+    assert low not in bench.running()
+    waits = bench.submit(prompt(8, 3), 5, priority=1)
+    bench.submit(prompt(8, 4), 5, priority=2)
+    assert displaced(bench) == [waits]
+    bench.run()
+    bench.assert_right()
+
+
+def test_an_adapter_that_is_not_there_displaces_nobody() -> None:
+    bench = Bench(max_running=1, max_waiting_requests=1)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    bench.submit(prompt(5, 2), 5)
+    unknown = bench.submit(prompt(5, 3), 5, priority=5, lora_id=9)
+    assert bench.finishes[unknown].status == 404
+    assert displaced(bench) == []
+    bench.load(1)
+    bench.submit(prompt(5, 3), 5, lora_id=1)
+    bench.send(UnloadLoRAReq(1))
+    assert LoRAUnloaded(1) in bench.lora_news, "the refused one is not among those that use it"

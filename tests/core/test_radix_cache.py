@@ -235,7 +235,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         pages = sorted(page for node in nodes for page in node.pages)
         assert pages == sorted(page.page for page in self.model.pages.values())
         leaves = sum(node.is_evictable_leaf() for node in nodes)
-        assert self.tree.leaves_in_order() == leaves
+        assert self.tree.leaves_in_order(0, self.tree.order_length) == leaves
 
 
 TestTreeAgainstDict = TreeAgainstDict.TestCase

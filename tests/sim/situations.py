@@ -32,6 +32,7 @@ EXPECTED = {
     "abort: waiting, retracted": 4,
     "admitted: again": 80,
     "admitted: protected": 1,
+    "audit: in slices": 100,
     "broken sample": 60,
     "drain, between steps": 5,
     "drain, step in flight": 5,
@@ -52,11 +53,13 @@ EXPECTED = {
     "load: of a name in use": 500,
     "prompt cut": 3000,
     "prompt cut for the goal of a gap": 100,
+    "refused: displaced": 20,
     "refused: draining": 100,
     "ended: the drain takes too long": 5,
     "refused: no such adapter": 400,
     "refused: too long": 200,
     "retraction: decoding": 80,
+    "retraction: several in a step": 20,
     "rid in use sent again": 30,
     "slot cleared": 200,
     "slot written": 500,
@@ -222,6 +225,28 @@ def watch(core: Scheduler, count: Callable[[str], None]) -> None:
     _wrap(tree, "insert", after=inserted)
     _wrap(core, "_retract", before=retracting)
     _watch_slots(core, count)
+    _watch_retractions(core, count)
+
+
+def _watch_retractions(core: Scheduler, count: Callable[[str], None]) -> None:
+    """However many there are, a step looks once at each that runs."""
+    looks = running = retractions = 0
+
+    def starting() -> None:
+        nonlocal looks, running, retractions
+        looks, running, retractions = 0, len(core._running), core.totals.retractions
+
+    def looking(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+
+    def ending(*_: object) -> None:
+        assert looks <= running, "I23: retractions cost more than one look at each request"
+        if core.totals.retractions > retractions + 1:
+            count("retraction: several in a step")
+
+    _wrap(core._kv, "is_full", before=looking)
+    _wrap(core, "_decodes_with_room", before=starting, after=ending)
 
 
 def _watch_slots(core: Scheduler, count: Callable[[str], None]) -> None:

@@ -47,6 +47,7 @@ from tokenloom.wire.scheduling_config import SchedulingConfig
 Event = list[Any]
 Setup = dict[str, Any]
 FULL_CHECK_EVERY = 64  # steps
+AUDIT_SLICE = 16  # pages and nodes: pools are small here
 _CONSTANT_TIME = StepTime(step=1.0, row=0.0, token=0.0, context_token=0.0)
 _GROWING = ("step", "retractions_total", "prompt_tokens_total", "cached_tokens_total")
 
@@ -81,6 +82,7 @@ class Client:
     may_break: bool = False
     after_drain: bool = False
     too_many: bool = False  # others were waiting when it came
+    displaced: bool = False  # by one of higher priority
     no_adapter: bool = False
 
 
@@ -101,6 +103,7 @@ class World:
         if not setup["learns"]:  # one retraction teaches a pool of this size to have no more
             ratio = self.scheduler._admission.ratio
             ratio.learn = lambda survivors: None  # type: ignore[method-assign]
+        self.scheduler.audit.size = AUDIT_SLICE
         self.scheduler._loras.patience = setup.get("patience", PATIENCE)
         chunk, most = settings.chunked_prefill_size, settings.max_prefill_tokens
         self.budget = max(
@@ -161,25 +164,44 @@ class World:
         stops = own if params.ignore_eos else own | {EOS}
         client = Client(message, prompt, limit, stops, Reader(prompt, salt, message.lora_id))
         client.after_drain = self.draining
-        client.too_many = self._too_many_wait(prompt)
         client.no_adapter = not self.adapters.serves(message.lora_id)
+        servable = limit >= 1 and not self.draining and not client.no_adapter
+        displaced: list[Client] = []
+        if servable:
+            displaced, client.too_many = self._places_for(client)
+        for other in displaced:
+            other.displaced = True
         self.clients[rid] = self.live[rid] = client
         self._deliver(message)
-        refused = limit < 1 or self.draining or client.too_many or client.no_adapter
+        refused = not servable or client.too_many
         assert (client.finish is not None) == refused, f"I17: {rid} accepted or refused wrongly"
+        assert all(other.finish for other in displaced), f"I17: {rid} displaced too few"
 
-    def _too_many_wait(self, prompt: list[int]) -> bool:
-        """By the caps on the queue; retracted requests do not count."""
+    def _places_for(self, client: Client) -> tuple[list[Client], bool]:
+        """Who must leave the queue for it, by its caps; or whether too many wait.
+
+        Retracted requests do not count.
+        """
         waiting = [
-            len(client.prompt)
-            for rid, client in self.live.items()
-            if not self.driver.courses[rid].admissions
+            other for rid, other in self.live.items() if not self.driver.courses[rid].admissions
         ]
-        most = self.settings.max_waiting_requests
+        sign = -1 if self.settings.low_priority_first else 1
+        mine = sign * client.message.priority
+        lesser = [other for other in waiting if sign * other.message.priority < mine]
+        lesser.sort(key=lambda other: -sign * other.message.priority)  # the latest are at the end
+        for count in range(len(lesser) + 1):
+            gone = lesser[len(lesser) - count :]
+            if self._may_wait(client, [other for other in waiting if other not in gone]):
+                vain = count and len(client.prompt) > (self.settings.max_waiting_tokens or math.inf)
+                return ([], True) if vain else (gone, False)
+        return [], True
+
+    def _may_wait(self, client: Client, waiting: list[Client]) -> bool:
+        most, tokens = self.settings.max_waiting_requests, self.settings.max_waiting_tokens
         if most is not None and len(waiting) >= most:
-            return True
-        tokens = self.settings.max_waiting_tokens
-        return tokens is not None and bool(waiting) and sum(waiting) + len(prompt) > tokens
+            return False
+        sum_of = sum(len(other.prompt) for other in waiting) + len(client.prompt)
+        return tokens is None or not waiting or sum_of <= tokens
 
     def _on_time(self, seconds: float) -> None:
         self._hear(self.driver.pass_time(seconds))
@@ -251,7 +273,7 @@ class World:
     def _on_idle(self) -> None:
         if self.scheduler.idle:
             assert not self.driver.in_flight, "idle with a step in flight"
-            self.scheduler.on_idle(self._report)
+            self._audit()
 
     def _on_launch(self) -> None:
         busy = len(self.driver.in_flight)
@@ -395,6 +417,9 @@ class World:
                 self.situations.count("refused: draining")
             case 503 if self.driver.now >= self._drain_ends:
                 self.situations.count("ended: the drain takes too long")
+            case 503 if client.displaced:
+                assert not self.driver.courses[client.message.rid].admissions
+                self.situations.count("refused: displaced")
             case 503 if client.too_many:
                 self.situations.count("refused: too many wait")
             case 503:
@@ -470,7 +495,16 @@ class World:
         assert core.stats().used_tokens == 0, "I20"
         assert kv.make_room(kv.pages.capacity), "I20: the pool is not whole after a flush"
         assert not kv.tree.nodes(), "I20: the tree is not empty after a flush"
-        self.scheduler.on_idle(self._report)
+        self._audit()
+
+    def _audit(self) -> None:
+        """To its end, unless a message comes between: then it goes on in the next idle moment."""
+        slices, audit = 0, self.scheduler.audit
+        while self.scheduler.on_idle(self._report):
+            slices += 1
+            assert audit.looked_at <= 2 * AUDIT_SLICE, "I22: a slice of the audit is too long"
+        if slices > 2:
+            self.situations.count("audit: in slices")
 
     @staticmethod
     def _report(message: str) -> None:

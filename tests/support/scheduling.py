@@ -219,6 +219,13 @@ class Bench:
         assert self.faults.fail_allocation_every or stats.violations_total == 0
         self.scheduler.check()
 
+    def audit(self) -> None:
+        """What an idle loop does."""
+        problems: list[str] = []
+        while self.scheduler.on_idle(problems.append):
+            pass
+        assert not problems
+
     def _watch_starts(self) -> None:
         """Every admission is noted, and held to the law of ageing."""
         queue, settings = self.scheduler._waiting, self.scheduler._settings

@@ -43,7 +43,7 @@ BODY_SECONDS = 120.0  # for a whole body, however fast it comes; 408 after it
 SEND_STALL_SECONDS = 30.0  # to take what waits to be sent, and a second for each MIN_SEND_RATE
 MIN_SEND_RATE = 16 << 10  # bytes a second
 IDLE_SECONDS = 75.0  # between two requests; above the usual 60 s of clients and proxies
-LINGER_SECONDS = 2.0  # to throw away what still comes after a refusal, so that it is received
+LINGER_SECONDS = 5.0  # to throw away what still comes after a refusal, so that it is received
 
 STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers
 HEALTH_GENERATE_SECONDS = 10.0

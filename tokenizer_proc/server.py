@@ -33,6 +33,7 @@ from .doors.http import HttpDoor
 from .doors.phases import RULES, Rules
 from .doors.router import DoorLimits
 from .doors.socket import SocketDoor
+from .doors.web_guard import WebGuard
 from .encode import load_text
 from .front import Front
 from .limits import MAX_SOCKET_CONNECTIONS, SHUTDOWN_SECONDS
@@ -110,7 +111,7 @@ class HttpServer(uvicorn.Server):
         protocol = http_protocol(doors.max_connections, rules=rules, logs_requests=doors.access_log)
         return cls(
             uvicorn.Config(
-                HttpDoor(front, doors.max_body_bytes, _host_names(doors)),
+                HttpDoor(front, doors.max_body_bytes, WebGuard(doors.allowed_hosts, doors.host)),
                 http=protocol,
                 ws="none",
                 lifespan="off",
@@ -122,12 +123,6 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
-
-
-def _host_names(doors: DoorConfig) -> tuple[str, ...]:
-    """Names that requests may use: those that were allowed, and the one that we listen on."""
-    is_wildcard = doors.host in ("", "0.0.0.0", "::")
-    return doors.allowed_hosts if is_wildcard else (*doors.allowed_hosts, doors.host)
 
 
 def run(config: FrontConfig, life: ChildLife) -> int:

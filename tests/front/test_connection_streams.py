@@ -10,7 +10,7 @@ import re
 
 import pytest
 import uvicorn
-from front.echo_door import Door, turn
+from front.echo_door import Door, submitted, turn
 from uvicorn.server import ServerState
 
 from tokenloom.tokenizer_proc.doors.connection import HttpConnection, http_protocol
@@ -203,4 +203,54 @@ def test_reading_pauses_behind_an_answer(door: Door) -> None:
         await client.leave()
 
     door.run(scenario())
+    assert door.front.in_flight == 0
+
+
+POST = b'POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"text": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "phase", "status"),
+    [
+        (b"", Phase.FRESH, [b"503"]),
+        (b"POST /gen", Phase.HEAD, [b"503"]),
+        (POST[:-1], Phase.BODY, [b"503"]),
+        (POST, Phase.IDLE, [b"200"]),
+    ],
+)
+def test_whoever_gives_way_is_told(
+    door: Door, sent: bytes, phase: Phase, status: list[bytes]
+) -> None:
+    async def scenario() -> bytes:
+        client = Client(door)
+        await client.send(sent)
+        await client.answered()
+        assert client.phase is phase
+        client.connection.give_way()
+        assert client.pipe.closed
+        await client.leave()
+        return client.pipe.written
+
+    written = door.run(scenario())
+    assert ANSWER.findall(written) == status
+    assert (b"retry-after: 1\r\n" in written) == (status == [b"503"])
+
+
+def test_a_request_that_the_end_of_the_server_cuts(door: Door) -> None:
+    door.scheduler.hold = True
+
+    async def scenario() -> bytes:
+        client = Client(door)
+        await client.send(POST)
+        await submitted(door)
+        (task,) = client.state.tasks
+        task.cancel()
+        await asyncio.wait([task])
+        assert client.phase is Phase.LINGER
+        await client.leave()
+        return client.pipe.written
+
+    written = door.run(scenario())
+    assert ANSWER.findall(written) == [b"503"]
+    assert b"shutting down" in written
     assert door.front.in_flight == 0

@@ -15,6 +15,7 @@ def status_of(
     method: str = "GET",
     server: str | None = "127.0.0.1",
     allowed: tuple[str, ...] = (),
+    own: str = "127.0.0.1",
 ) -> int:
     """200, or what the guard refuses with."""
     scope = {
@@ -23,7 +24,7 @@ def status_of(
         "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
     }
     try:
-        WebGuard(allowed).check(scope)
+        WebGuard(allowed, own).check(scope)
     except ApiError as error:
         return error.status
     return 200
@@ -53,10 +54,13 @@ def test_names_that_are_allowed() -> None:
         assert status_of({"Host": host}, allowed=allowed) == 200
     assert status_of({"Host": "example"}, allowed=allowed) == 403
     assert status_of({"Host": "any.example"}, allowed=("*",)) == 200
+    assert status_of({"Host": "Box:1"}, own="box") == 200
+    assert status_of({"Host": "box.evil.example"}, own="box") == 403
 
 
 def test_a_network_address() -> None:
     """Any name will do, unless names were given; the address itself always will."""
+    assert status_of({"Host": "box.lan"}, server="10.0.0.5", own="10.0.0.5") == 200
     assert status_of({"Host": "box.lan"}, server="10.0.0.5") == 200
     assert status_of({"Host": "box.lan"}, server="10.0.0.5", allowed=("models.example",)) == 403
     assert status_of({"Host": "10.0.0.5:1"}, server="10.0.0.5", allowed=("models.example",)) == 200

@@ -20,7 +20,7 @@ from ..limits import MAX_AHEAD_BYTES
 from . import access_log, request_head
 from .connection_table import ConnectionTable, TableFull
 from .cycle import Cycle
-from .errors import INTERNAL_ERROR, ApiError, as_api_error
+from .errors import ApiError, as_api_error
 from .phases import RULES, Phase, Progress, Rules, Verdict
 from .request_reader import Head, RequestReader
 
@@ -63,12 +63,10 @@ class HttpConnection(asyncio.Protocol):
         try:
             victim = self.table.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
         except TableFull:
-            busy = Refused(503, f"the server is busy: {self.table.most} connections have requests")
-            self.write(_raw_answer(as_api_error(busy)))
-            self._close()
+            self._refuse(self._busy("have requests"), linger=False)
             return
         if victim is not None:
-            victim._transport.abort()
+            victim.give_way()
         self._settle()
 
     def data_received(self, data: bytes) -> None:
@@ -83,6 +81,7 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._drop_cycles()
+        self._reader.close()
         self.may_write.set()
 
     def pause_writing(self) -> None:
@@ -101,6 +100,15 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         for cycle in self._unanswered:
             cycle.keep_alive = False
+
+    def give_way(self) -> None:
+        """End at once, for a new connection: the table was full."""
+        if self._progress.phase in (Phase.FRESH, Phase.HEAD, Phase.BODY):
+            self._refuse(self._busy("are open"), linger=False)
+        elif self._progress.phase is Phase.IDLE:
+            self._close()
+        else:
+            self._transport.abort()
 
     # What cycles need of their line
 
@@ -126,8 +134,8 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_soon(self._read_on)
         self._settle()
 
-    def failed(self, cycle: Cycle) -> None:
-        self._refuse(ApiError(500, INTERNAL_ERROR))
+    def failed(self, cycle: Cycle, error: ApiError) -> None:
+        self._refuse(error)
 
     # What the reader tells
 
@@ -248,7 +256,12 @@ class HttpConnection(asyncio.Protocol):
             self._unanswered.pop()
             self._progress.answered(self._loop.time())
 
-    def _refuse(self, error: ApiError) -> None:
+    def _busy(self, what: str) -> ApiError:
+        return as_api_error(
+            Refused(503, f"the server is busy: {self.table.most} connections {what}")
+        )
+
+    def _refuse(self, error: ApiError, *, linger: bool = True) -> None:
         """Say `error` instead of the answers that are due, and close."""
         if any(cycle.started for cycle in self._unanswered):
             self._transport.abort()
@@ -259,7 +272,10 @@ class HttpConnection(asyncio.Protocol):
             cycle.status = error.status
         self._drop_cycles()
         self.write(_raw_answer(error))
-        self._linger()
+        if linger:
+            self._linger()
+        else:
+            self._close()
 
     def _drop_cycles(self) -> None:
         for cycle in self._unanswered:

@@ -12,6 +12,10 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from ..errors import Refused
+from ..limits import RETRY_AFTER_DRAINING
+from .errors import INTERNAL_ERROR, ApiError, as_api_error
+
 log = logging.getLogger(__name__)
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -33,7 +37,7 @@ class Line(Protocol):
 
     def answered(self, cycle: "Cycle") -> None: ...
 
-    def failed(self, cycle: "Cycle") -> None: ...
+    def failed(self, cycle: "Cycle", error: ApiError) -> None: ...
 
 
 class Cycle:
@@ -83,15 +87,21 @@ class Cycle:
         self._news.set()
 
     async def run(self, app: ASGIApp) -> None:
+        """Live the whole life of a request; whatever goes wrong, the client is told."""
+        failure = ApiError(500, INTERNAL_ERROR)
         try:
             await app(self.scope, self.receive, self.send)
             if not (self.complete or self.gone):
                 raise RuntimeError("the application did not complete its answer")
+        except asyncio.CancelledError:
+            ending = Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
+            failure = as_api_error(ending)
+            raise
         except Exception as error:
             log.error("a request failed unexpectedly", exc_info=error)
         finally:
             if not (self.complete or self.gone):
-                self._line.failed(self)
+                self._line.failed(self, failure)
 
     async def receive(self) -> Message:
         """The next piece of the body, or `http.disconnect` when there is nothing left to do."""

@@ -5,7 +5,7 @@ middleware (its answers are plain text), no response objects, no documentation p
 """
 
 import difflib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
@@ -70,9 +70,7 @@ class _Endpoint:
 
 
 class HttpDoor:
-    def __init__(
-        self, front: Front, max_body_bytes: int, allowed_hosts: Collection[str] = ()
-    ) -> None:
+    def __init__(self, front: Front, max_body_bytes: int, guard: WebGuard | None = None) -> None:
         routes = []
         for path, methods, handler in _ROUTES:
             route = Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
@@ -80,7 +78,7 @@ class HttpDoor:
             routes.append(route)
         self._router = Router(routes, redirect_slashes=False)
         self._max_body_bytes = max_body_bytes
-        self._guard = WebGuard(allowed_hosts)
+        self._guard = guard or WebGuard()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

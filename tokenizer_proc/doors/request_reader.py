@@ -53,6 +53,10 @@ class RequestReader:
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
 
+    def close(self) -> None:
+        """Let go of the parser, which refers back to us."""
+        del self._parser
+
     def read(self, data: bytearray) -> None:
         """Take the next piece away from the front of `data`; ApiError when it breaks a rule."""
         if self._closed:

@@ -21,9 +21,13 @@ _JSON = re.compile(rb"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 
 
 class WebGuard:
-    def __init__(self, allowed_hosts: Collection[str] = ()) -> None:
-        """`allowed_hosts`: names beside loopback ones that a Host header may have; `*` is any."""
-        self._allowed = {name.lower().removesuffix(".") for name in allowed_hosts}
+    def __init__(self, allowed_hosts: Collection[str] = (), own_host: str = "localhost") -> None:
+        """`allowed_hosts`: names beside loopback ones that a Host header may have; `*` is any.
+
+        `own_host` is what the server listens on, and always allowed.
+        """
+        self._allowed = {name.lower().removesuffix(".") for name in (*allowed_hosts, own_host)}
+        self._restricted = bool(allowed_hosts)
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError 400, 403 or 415 for a request that may not be served."""
@@ -44,7 +48,7 @@ class WebGuard:
             return
         if server is None or is_loopback(server[0]):
             pass
-        elif not self._allowed or name == server[0]:
+        elif not self._restricted or name == server[0]:
             return  # whoever opened the server to a network may call it as he likes
         raise ApiError(
             403,

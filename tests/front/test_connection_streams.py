@@ -4,9 +4,11 @@ Broken bytes give one error at the end, and always leave the connection in a pha
 """
 
 import asyncio
+import gc
 import json
 import random
 import re
+import weakref
 
 import pytest
 import uvicorn
@@ -254,3 +256,22 @@ def test_a_request_that_the_end_of_the_server_cuts(door: Door) -> None:
     assert ANSWER.findall(written) == [b"503"]
     assert b"shutting down" in written
     assert door.front.in_flight == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0", POST, POST + b"GET /hea", POST[:-1]])
+def test_a_closed_connection_leaves_no_garbage(door: Door, sent: bytes) -> None:
+    """It is freed at once, not when the collector of cycles comes by."""
+
+    async def scenario() -> weakref.ref[HttpConnection]:
+        client = Client(door)
+        await client.send(sent)
+        await client.answered()
+        await client.leave()
+        return weakref.ref(client.connection)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert door.run(scenario())() is None
+    finally:
+        gc.enable()

@@ -82,6 +82,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer.cancel()
         self._drop_cycles()
         self._reader.close()
+        del self._reader  # it refers back to us
         self.may_write.set()
 
     def pause_writing(self) -> None:

@@ -327,6 +327,7 @@ def test_a_body_that_stops_half_way(hasty: Served, framing: bytes) -> None:
     assert hasty.door.front.in_flight == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read() -> None:
     served = Served(rules=soon(Phase.BLOCKED), doors=DoorConfig(max_body_bytes=1 << 20))
     with socket.socket() as client:

@@ -166,6 +166,8 @@ class Front:
                 self.failed.set()
                 reason = f"{_GONE.message}: its {name} process died ({how})"
                 self._end_all(msgspec.structs.replace(_GONE, message=reason))
+            case LoopStamp():
+                pass  # it was relayed, which is all that it says
             case _:
                 self.strays.drop_message(message)
 

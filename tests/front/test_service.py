@@ -168,6 +168,7 @@ def test_health_says_what_does_not_get_on_and_liveness_does_not_care(door: Door)
     assert not door.scheduler.of(TokenizedGenerateReq), "nothing is asked of a stuck scheduler"
     door.front.dispatch(LoopStamp(1, True, 0, 0.1, False))
     door.front.dispatch(LoopStamp(1, True, 0, 0.1, True))
+    assert door.front.strays.total == 0
     door.front.health.tick(11.0)
     assert door.call("GET", "/health").status == 200
 

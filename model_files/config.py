@@ -11,7 +11,7 @@ from typing import Any
 from gguf import GGUFReader
 
 from .errors import ModelError, names_the_file
-from .gguf_file import metadata, open_gguf
+from .gguf_file import integer, metadata, open_gguf, text
 from .json_file import read_json_object
 
 GGUF_ARCHITECTURES = {
@@ -45,11 +45,11 @@ def read_config(path: str) -> dict[str, Any]:
 
 def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
     meta = metadata(reader)
-    arch = meta.get("general.architecture")
+    arch = text(meta, "general.architecture")
     if arch not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise ModelError(f"GGUF architecture {arch!r} is not supported (known: {known})")
-    if meta.get("split.count", 1) > 1:
+    if (integer(meta, "split.count") or 1) > 1:
         raise ModelError("this GGUF file is one piece of a split model; merge the pieces first")
     prefix = f"{arch}."
     keys = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
@@ -63,7 +63,7 @@ def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
         "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "hidden_act": "silu",
-        "rope_parameters": _gguf_rope(keys),
+        "rope_parameters": _gguf_rope(keys, arch),
     }
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -79,32 +79,48 @@ def _gguf_shape(keys: dict[str, Any], arch: str) -> dict[str, Any]:
     """Take the keys that give shapes out of `keys`; refuse what they cannot say here."""
     if keys.get("expert_count"):
         raise ModelError(f"{arch}.expert_count: mixture-of-experts models are not supported")
-    hidden = _take(keys, "embedding_length", arch)
-    heads = _take(keys, "attention.head_count", arch)
-    head_dim = keys.pop("attention.key_length", None) or hidden // max(heads, 1)
+    hidden = _size(keys, "embedding_length", arch)
+    heads = _size(keys, "attention.head_count", arch)
+    head_dim = _size(keys, "attention.key_length", arch, hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.get(key, head_dim) != head_dim:
             raise ModelError(f"{arch}.{key} {keys[key]} differs from the head size {head_dim}")
     window = keys.pop("attention.sliding_window", 0)
+    if type(window) is not int:
+        raise ModelError(f"{arch}.attention.sliding_window must be an integer, got {window!r:.80}")
     return {
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.pop("attention.head_count_kv", heads),
+        "num_key_value_heads": _size(keys, "attention.head_count_kv", arch, heads),
         "head_dim": head_dim,
-        "num_hidden_layers": _take(keys, "block_count", arch),
-        "intermediate_size": _take(keys, "feed_forward_length", arch),
-        "max_position_embeddings": _take(keys, "context_length", arch),
-        "rms_norm_eps": _take(keys, "attention.layer_norm_rms_epsilon", arch),
+        "num_hidden_layers": _size(keys, "block_count", arch),
+        "intermediate_size": _size(keys, "feed_forward_length", arch),
+        "max_position_embeddings": _size(keys, "context_length", arch),
+        "rms_norm_eps": _number(keys, "attention.layer_norm_rms_epsilon", arch),
         "sliding_window": window or None,
         "use_sliding_window": bool(window),
         "max_window_layers": 0,
     }
 
 
-def _take(keys: dict[str, Any], key: str, arch: str) -> Any:  # noqa: ANN401  (checked by the spec)
-    if key not in keys:
+def _size(keys: dict[str, Any], key: str, arch: str, default: int | None = None) -> int:
+    value = _take(keys, key, arch, default)
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{arch}.{key} must be a positive integer, got {value!r:.80}")
+    return value
+
+
+def _number(keys: dict[str, Any], key: str, arch: str, default: float | None = None) -> float:
+    value = _take(keys, key, arch, default)
+    if type(value) not in (int, float) or not 0.0 < value < math.inf:
+        raise ModelError(f"{arch}.{key} must be a positive number, got {value!r:.80}")
+    return float(value)
+
+
+def _take(keys: dict[str, Any], key: str, arch: str, default: float | None) -> Any:  # noqa: ANN401
+    if key not in keys and default is None:
         raise ModelError(f"the GGUF file lacks the key {arch}.{key}")
-    return keys.pop(key)
+    return keys.pop(key, default)
 
 
 _GGUF_ROPE = {
@@ -115,16 +131,19 @@ _GGUF_ROPE = {
 }
 
 
-def _gguf_rope(keys: dict[str, Any]) -> dict[str, Any]:
-    found = {name: keys.pop(f"rope.scaling.{key}", None) for key, name in _GGUF_ROPE.items()}
-    scaling = {name: value for name, value in found.items() if value is not None}
-    legacy = keys.pop("rope.scale_linear", 1.0)
+def _gguf_rope(keys: dict[str, Any], arch: str) -> dict[str, Any]:
+    scaling = {
+        name: _number(keys, f"rope.scaling.{key}", arch)
+        for key, name in _GGUF_ROPE.items()
+        if f"rope.scaling.{key}" in keys
+    }
+    legacy = _number(keys, "rope.scale_linear", arch, 1.0)
     if legacy != 1.0:
         scaling["factor"] = legacy
     # A factor without a type means linear.
     kind = keys.pop("rope.scaling.type", "linear" if scaling.get("factor", 1.0) > 1.0 else "none")
-    rope = {"rope_theta": keys.pop("rope.freq_base", 10000.0)}
-    scale = keys.pop("rope.scaling.attn_factor", 1.0)
+    rope = {"rope_theta": _number(keys, "rope.freq_base", arch, 10000.0)}
+    scale = _number(keys, "rope.scaling.attn_factor", arch, 1.0)
     if kind == "yarn":
         # llama.cpp multiplies the paper's own factor by this one.
         factor = scale * (1.0 + 0.1 * math.log(max(scaling.get("factor", 1.0), 1.0)))

@@ -4,24 +4,41 @@ Called by config and by the text side; the tensors are read by the scheduler's w
 Nothing about a particular architecture enters here.
 """
 
+import math
 import struct
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf.gguf_reader import ReaderField
 
 from .errors import ModelError
+from .pointer import refuse_pointer
 
 Metadata = dict[str, Any]
 
 
 class _Reader(GGUFReader):
-    """The package's reader, except that an array is taken in one go.
+    """The package's reader, except that an array is taken in one go and ends are checked.
 
-    The original makes several numpy views an element, which costs seconds for a vocabulary.
+    The original makes several numpy views an element, which costs seconds for a vocabulary, and
+    takes what is left of a file that is cut short.
     """
+
+    def _get(
+        self,
+        offset: int,
+        dtype: npt.DTypeLike,
+        count: int = 1,
+        override_order: Literal["I", "S", "<"] | None = None,
+    ) -> npt.NDArray[Any]:
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ModelError(f"it is cut short: its header goes on behind byte {len(self.data)}")
+        found: npt.NDArray[Any] = super()._get(offset, dtype, count, override_order)
+        return found
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -43,9 +60,36 @@ class _Reader(GGUFReader):
         values = np.frombuffer(view, dtype=scalar, count=count, offset=start)
         return 12 + values.nbytes, [values], [0], kinds
 
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        """Check first that the file holds what its header lists, and name what is missing."""
+        for field in fields:
+            end = start_offs + _data_end(field)
+            if end > len(self.data):
+                raise ModelError(
+                    f"it is cut short: tensor {field.name} ends at byte {end}, "
+                    f"the file at {len(self.data)}"
+                )
+        super()._build_tensors(start_offs, fields)
+
+
+def _data_end(field: ReaderField) -> int:
+    """Where a tensor's data ends, in bytes from the beginning of all data. Raises ModelError."""
+    _, _, _, dims, raw_type, offset = field.parts
+    try:
+        kind = GGMLQuantizationType(int(raw_type[0]))
+    except ValueError as error:
+        raise ModelError(f"tensor {field.name} has the unknown type {int(raw_type[0])}") from error
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    sizes = [int(size) for size in dims]
+    if not sizes or min(sizes) < 1 or sizes[0] % block:
+        raise ModelError(f"tensor {field.name} of type {kind.name} has the shape {sizes}")
+    return int(offset[0]) + math.prod(sizes) // block * block_bytes
+
 
 def _string_ends(view: memoryview, start: int, count: int) -> list[int]:
     """Where each of `count` strings (a 64-bit length, then bytes) ends, with `start` in front."""
+    if count * 8 > len(view) - start:
+        raise ValueError("the file ends inside an array of strings")
     ends = [start]
     for _ in range(count):
         (length,) = struct.unpack_from("<Q", view, ends[-1])
@@ -57,9 +101,12 @@ def _string_ends(view: memoryview, start: int, count: int) -> list[int]:
 
 def open_gguf(path: str | Path) -> GGUFReader:
     """Map the file. Raises ModelError if it is no complete, little-endian GGUF file."""
+    refuse_pointer(Path(path))
     try:
         reader = _Reader(path)
-    except (ValueError, OSError, LookupError, OverflowError, struct.error) as error:
+    except struct.error as error:
+        raise ModelError(f"{path} is not a readable GGUF file: it is cut short") from error
+    except (ValueError, OSError, LookupError, OverflowError) as error:
         raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
     if reader.byte_order != "I":
         raise ModelError(f"{path} is a GGUF file of the other byte order; convert it first")

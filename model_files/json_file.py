@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 
 from .errors import ModelError
+from .pointer import refuse_pointer
 
 
 def read_json_object(file: Path, *, required: bool = False) -> dict[str, Any]:
     """Empty if there is no such file and it is not required. Raises ModelError."""
     if not required and not file.is_file():
         return {}
+    refuse_pointer(file)
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, RecursionError) as error:

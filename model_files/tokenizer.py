@@ -16,6 +16,7 @@ from .gguf_file import metadata, open_gguf
 from .gguf_tokenizer import gguf_tokenizer
 from .gguf_vocabulary import gguf_special_tokens, gguf_tokenizer_size
 from .json_file import read_json_object
+from .pointer import refuse_pointer
 
 
 class AddedTokenFields(msgspec.Struct):
@@ -145,6 +146,7 @@ def tokenizer_config(path: str) -> dict[str, Any]:
 def _tokenizer_json(directory: Path) -> Path:
     file = directory / "tokenizer.json"
     if file.is_file():
+        refuse_pointer(file)
         return file
     if (directory / "tokenizer.model").is_file():
         raise ModelError(
@@ -155,6 +157,7 @@ def _tokenizer_json(directory: Path) -> Path:
 
 
 def _tokenizer_file(file: Path) -> _TokenizerFile:
+    refuse_pointer(file)
     try:
         return msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
     except (OSError, msgspec.DecodeError, RecursionError) as error:

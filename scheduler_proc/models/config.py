@@ -100,9 +100,24 @@ _NEUTRAL_AT_ONE = (
 )
 
 
+# Beyond what any model has; a damaged file must not make us count to it, or allocate it.
+_LARGEST = {
+    "num_hidden_layers": 1 << 10,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 23,
+    "original_max_position_embeddings": 1 << 23,
+}
+
+
 def parse_spec(config: Config) -> ModelSpec:
     """Raises ModelError naming the first thing that is missing, malformed or not supported."""
-    architecture = (config.get("architectures") or [None])[0]
+    listed = config.get("architectures")
+    architecture = listed[0] if isinstance(listed, list) and listed else listed or None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None or not isinstance(architecture, str):
         raise ModelError(
@@ -175,17 +190,21 @@ def _refuse_unsupported(config: Config, family: _Family) -> None:
 def _refuse_sliding_window(config: Config, family: _Family) -> None:
     layer_types = config.get("layer_types")
     if layer_types is not None:
+        if not isinstance(layer_types, list):
+            raise ModelError(f"config: layer_types must be a list, got {layer_types!r:.80}")
         others = sorted({str(kind) for kind in layer_types} - {"full_attention"})
         if others:
             raise ModelError(f"layer_types {', '.join(others)}: only full_attention is supported")
-    window = config.get("sliding_window")
-    used = config.get("use_sliding_window", family.sliding_by_default)
-    first = config.get("max_window_layers", 0)
+    used = _flag(config, "use_sliding_window", family.sliding_by_default)
+    if config.get("sliding_window") is None or not used:
+        return
+    window = _integer(config, "sliding_window")
     # Layers below max_window_layers attend to everything.
-    if window is None or not used or first >= config.get("num_hidden_layers", 0):
+    first = _integer(config, "max_window_layers", 0, least=0)
+    if first >= _integer(config, "num_hidden_layers"):
         return
     # A window as long as the context cuts nothing.
-    if layer_types is None and window < config.get("max_position_embeddings", math.inf):
+    if layer_types is None and window < _integer(config, "max_position_embeddings"):
         raise ModelError(f"sliding_window {window}: sliding window attention is not supported")
 
 
@@ -230,7 +249,7 @@ def parse_rope(config: Config, context_length: int, head_dim: int) -> RopeSpec:
     if kind == "default":
         return RopeSpec(theta)
     if kind == "freq_factors":
-        factors = tuple(float(value) for value in scaling["factors"])
+        factors = _factors(scaling.get("factors"))
         if len(factors) != head_dim // 2:
             raise ModelError(f"{len(factors)} RoPE frequency factors for head size {head_dim}")
         return RopeSpec(theta, kind, factors=factors)
@@ -238,6 +257,13 @@ def parse_rope(config: Config, context_length: int, head_dim: int) -> RopeSpec:
     if original is not None:
         scaling = scaling | {"original_max_position_embeddings": original}
     return _scaled(kind, theta, scaling, context_length)
+
+
+def _factors(listed: Any) -> tuple[float, ...]:  # noqa: ANN401  (any JSON value)
+    values = listed if isinstance(listed, list) else [listed]
+    return tuple(
+        _number({"RoPE frequency factor": value}, "RoPE frequency factor") for value in values
+    )
 
 
 def _rope_kind(scaling: Config) -> RopeKind:
@@ -256,7 +282,11 @@ def _scaled(kind: RopeKind, theta: float, scaling: Config, context_length: int) 
     original = _integer(scaling, "original_max_position_embeddings", context_length)
     if kind == "llama3":
         low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+        if not low < high:
+            raise ModelError(f"config: low_freq_factor {low} must be below high_freq_factor {high}")
         return RopeSpec(theta, kind, factor, low, high, original)
+    if theta == 1.0:
+        raise ModelError("config: rope_theta must differ from 1 with yarn scaling")
     return RopeSpec(
         theta,
         kind,
@@ -277,17 +307,21 @@ def _yarn_attention_factor(scaling: Config, factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
-    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+    if not (scaling.get("mscale") and scaling.get("mscale_all_dim")):
+        return scale(1.0)
+    return scale(_number(scaling, "mscale")) / scale(_number(scaling, "mscale_all_dim"))
 
 
-def _integer(config: Config, key: str, default: int | None = None) -> int:
+def _integer(config: Config, key: str, default: int | None = None, *, least: int = 1) -> int:
     value = config.get(key)
     value = default if value is None else value
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is not int or value < 1:
-        raise ModelError(f"config: {key} must be a positive integer, got {value!r}")
+    largest = _LARGEST.get(key, (1 << 31) - 1)
+    if type(value) is not int or not least <= value <= largest:
+        raise ModelError(
+            f"config: {key} must be an integer from {least} to {largest}, got {value!r:.80}"
+        )
     return value
 
 
@@ -296,7 +330,7 @@ def _number(config: Config, key: str, default: float | None = None) -> float:
     value = default if value is None else value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or not number or not 0.0 < value < math.inf:
-        raise ModelError(f"config: {key} must be a positive number, got {value!r}")
+        raise ModelError(f"config: {key} must be a positive number, got {value!r:.80}")
     return float(value)
 
 
@@ -304,5 +338,5 @@ def _flag(config: Config, key: str, default: bool = False) -> bool:
     value = config.get(key)
     value = default if value is None else value
     if type(value) is not bool:
-        raise ModelError(f"config: {key} must be true or false, got {value!r}")
+        raise ModelError(f"config: {key} must be true or false, got {value!r:.80}")
     return value

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.gguf_reader import ReaderTensor
 from gguf.quants import dequantize
 
@@ -21,7 +21,7 @@ from ...model_files.errors import ModelError
 from ...model_files.gguf_file import metadata, open_gguf
 from .config import ModelSpec
 from .llama import LlamaForCausalLM
-from .weights import Progress, check_names, check_shape, fill
+from .weights import Progress, Shapes, fill
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -58,24 +58,16 @@ def fill_from_gguf(
 ) -> None:
     """All tensors but those that are wanted in their own blocks, `exact`.
 
-    Raises ModelError for missing, unknown or misshapen tensors and types not understood.
+    The file's names and shapes have been checked. Raises ModelError for types not understood.
     """
     reader = open_gguf(path)
-    # Frequency factors of the rotary embedding come in through the config.
-    named = {
-        _checkpoint_name(tensor.name): tensor
-        for tensor in reader.tensors
-        if tensor.name != "rope_freqs.weight"
-    }
-    check_names(named, model.weight_slots)
+    named = _by_checkpoint_name(reader)
     permuted = metadata(reader)["general.architecture"] == "llama"
 
     def load(item: tuple[str, ReaderTensor]) -> int:
         name, tensor = item
         if name in exact:
-            check_shape(model, name, (exact[name].n, exact[name].k))
             return 0
-        check_shape(model, name, [int(size) for size in reversed(tensor.shape)])
         cut = model.cuts.get(name)
         # Blocks run along a row: rows are cut before they are dequantised, columns after.
         rows = cut.index[0] if cut is not None else slice(None)
@@ -88,6 +80,21 @@ def fill_from_gguf(
     with ThreadPoolExecutor(min(_THREADS, torch.get_num_threads())) as threads:
         for nbytes in threads.map(load, named.items()):
             progress(nbytes)
+
+
+def gguf_shapes(path: str) -> Shapes:
+    """Checkpoint name -> shape, from the file's header. Raises ModelError."""
+    named = _by_checkpoint_name(open_gguf(path))
+    return {name: [int(n) for n in reversed(tensor.shape)] for name, tensor in named.items()}
+
+
+def _by_checkpoint_name(reader: GGUFReader) -> dict[str, ReaderTensor]:
+    """Frequency factors of the rotary embedding are left out: they come in through the config."""
+    return {
+        _checkpoint_name(tensor.name): tensor
+        for tensor in reader.tensors
+        if tensor.name != "rope_freqs.weight"
+    }
 
 
 def exact_rows(path: str, spec: ModelSpec) -> dict[str, Rows]:

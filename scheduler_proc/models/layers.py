@@ -85,6 +85,8 @@ class RMSNorm:
 
 def cos_sin_table(rope: RopeSpec, head_dim: int, positions: int, device: str) -> torch.Tensor:
     """Cosines, then sines, of each position's angles: [positions, head_dim] float32."""
+    if device == "meta":
+        return torch.empty(positions, head_dim, device=device)  # a model of shapes alone
     angles = torch.outer(
         torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
     )

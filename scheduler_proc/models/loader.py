@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from ...kernels.quantised_linear import Kind, Rows, release_memory
 from ...model_files.config import read_config
-from ...model_files.errors import ModelError
+from ...model_files.errors import ModelError, names_the_file
 from .config import ModelSpec, parse_spec
-from .gguf_weights import exact_rows, fill_from_gguf
+from .gguf_weights import exact_rows, fill_from_gguf, gguf_shapes
 from .llama import LlamaForCausalLM
 from .packed import PackedLlama, pack_model, whole_groups
 from .parallel import WHOLE, Shard
 from .registry import MODELS
-from .weights import Progress, fill_from_safetensors
+from .weights import Progress, check_tensors, fill_from_safetensors, safetensors_shapes
 
 log = logging.getLogger(__name__)
 LoadFormat = Literal["auto", "dummy"]
@@ -29,6 +29,7 @@ _DUMMY_SEED = 0
 _DUMMY_STD = 0.02
 
 
+@names_the_file
 def load_model(
     path: str,
     *,
@@ -45,6 +46,7 @@ def load_model(
     the reason and what to do.
     """
     spec = _read_spec(path, context_length)
+    _check_files(path, spec, load_format)
     started = time.perf_counter()
     mode = str(dtype).removeprefix("torch.")
     _log_start(path, spec, mode)
@@ -56,6 +58,7 @@ def load_model(
     return model
 
 
+@names_the_file
 def load_packed_model(
     path: str,
     kind: Kind,
@@ -70,6 +73,7 @@ def load_packed_model(
     where they suit `kind`. Raises ModelError, and NativeMissing where there is no library.
     """
     spec = _read_spec(path, context_length)
+    _check_files(path, spec, load_format)
     started = time.perf_counter()
     _log_start(path, spec, kind)
     exact: dict[str, Rows] = {}
@@ -97,6 +101,15 @@ def _log_end(num_bytes: int, mode: str, started: float) -> None:
 
 def _read_spec(path: str, context_length: int | None) -> ModelSpec:
     return limit_context(parse_spec(read_config(path)), context_length)
+
+
+def _check_files(path: str, spec: ModelSpec, load_format: LoadFormat) -> None:
+    """Hold the files to the config before anything is allocated for either. Raises ModelError."""
+    if load_format == "dummy":
+        return
+    empty = MODELS[spec.architecture](spec, torch.float32, "meta")
+    gguf = path.endswith(".gguf")
+    check_tensors(empty, gguf_shapes(path) if gguf else safetensors_shapes(Path(path)))
 
 
 def _fill(

@@ -4,27 +4,31 @@ Called by the loader. Every tensor of the files is used or named in an error, an
 parameter that no file fills. Files are mapped; pickles are never read.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import logging
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 
 from ...model_files.errors import ModelError
+from ...model_files.json_file import read_json_object
+from ...model_files.pointer import refuse_pointer
 from .llama import LlamaForCausalLM
 from .parallel import Sliceable
 
 HEAD = "lm_head.weight"
 INDEX = "model.safetensors.index.json"
+log = logging.getLogger(__name__)
+Shapes = dict[str, list[int]]
 Progress = Callable[[int], object]  # called with the bytes of each parameter that was filled
 
 
 def fill_from_safetensors(model: LlamaForCausalLM, directory: Path, progress: Progress) -> None:
-    """Raises ModelError for missing, unknown, doubled or misshapen tensors."""
+    """The files' names and shapes have been checked. Raises ModelError for a wrong type or head."""
     place = _locate(directory)
-    check_names(place.keys() - {_ignored_head(model)}, model.weight_slots)
     for path in sorted(set(place.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
@@ -36,8 +40,26 @@ def fill_from_safetensors(model: LlamaForCausalLM, directory: Path, progress: Pr
             check_tied_head(model, file.get_tensor(HEAD))
 
 
-class _Stored(Sliceable, Protocol):
-    def get_shape(self) -> list[int]: ...
+def check_tensors(model: LlamaForCausalLM, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Compare what the files hold with what the model needs, which may have no memory yet.
+
+    Raises ModelError for missing, unknown or misshapen tensors.
+    """
+    check_names(shapes.keys() - {_ignored_head(model)}, model.weight_slots)
+    for name in model.weight_slots:
+        check_shape(model, name, shapes[name])
+
+
+def safetensors_shapes(directory: Path) -> Shapes:
+    """Tensor name -> shape, from the files' headers. Raises ModelError, also for doubled names."""
+    place = _locate(directory)
+    _check_total_size(directory, set(place.values()))
+    shapes: Shapes = {}
+    for path in sorted(set(place.values())):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                shapes[name] = list(file.get_slice(name).get_shape())
+    return {name: shapes[name] for name in place}
 
 
 class _File(Protocol):
@@ -45,19 +67,15 @@ class _File(Protocol):
 
     def get_tensor(self, name: str) -> torch.Tensor: ...
 
-    def get_slice(self, name: str) -> _Stored: ...
+    def get_slice(self, name: str) -> Sliceable: ...
 
 
 def _read(file: _File, model: LlamaForCausalLM, name: str) -> torch.Tensor:
     """What the slot takes of a tensor; no other part of it is read."""
     cut = model.cuts.get(name)
     if cut is None:
-        tensor = file.get_tensor(name)
-        check_shape(model, name, tensor.shape)
-        return tensor
-    stored = file.get_slice(name)
-    check_shape(model, name, stored.get_shape())
-    return cut.of(stored)
+        return file.get_tensor(name)
+    return cut.of(file.get_slice(name))
 
 
 def _ignored_head(model: LlamaForCausalLM) -> str | None:
@@ -122,6 +140,7 @@ def _locate(directory: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
+    refuse_pointer(path)
     try:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
@@ -130,15 +149,36 @@ def _names(path: Path) -> list[str]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        listed = orjson.loads(path.read_bytes())["weight_map"]
-        files = set(listed.values())
-    except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is no index of safetensors files") from error
-    for file in files:
+    listed = read_json_object(path).get("weight_map")
+    if not isinstance(listed, dict):
+        raise ModelError(f"{path} has no weight_map: it is no index of safetensors files")
+    for name, file in listed.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ModelError(f"{path} names {file!r}, which is no file beside it")
-    return dict(listed)
+            raise ModelError(
+                f"{path}: weight_map says that {name} is in {file!r}, no file beside it"
+            )
+    return listed
+
+
+def _check_total_size(directory: Path, files: Collection[Path]) -> None:
+    """Warn where the index, if there is one, tells another size than its files have."""
+    told = read_json_object(directory / INDEX).get("metadata")
+    total = told.get("total_size") if isinstance(told, dict) else None
+    found = sum(_data_bytes(path) for path in files)
+    if total is not None and total != found:
+        log.warning(
+            "%s says total_size %.80r, but its files hold %d bytes of tensors",
+            directory / INDEX,
+            total,
+            found,
+        )
+
+
+def _data_bytes(path: Path) -> int:
+    """The bytes of a safetensors file behind its header, whose length stands in front."""
+    with path.open("rb") as file:
+        (header,) = struct.unpack("<Q", file.read(8))
+    return path.stat().st_size - 8 - int(header)
 
 
 def _check_index(listed: dict[str, str], place: dict[str, Path]) -> None:

@@ -124,5 +124,5 @@ def test_a_misshapen_tensor_is_refused_by_a_rank_too(
     """Its own part would fit."""
     checkpoint(transformers.LlamaConfig)
     edit_config(intermediate_size=56)
-    with pytest.raises(ModelError, match=r"shape \[64, 112\], the config asks for \[64, 56\]"):
+    with pytest.raises(ModelError, match=r"shape \[112, 64\], the config asks for \[56, 64\]"):
         loaded(tmp_path, Shard(0, 2))

@@ -25,7 +25,7 @@ from ..wire.messages import (
     StatsOut,
     ToDetokenizer,
 )
-from .streams import Decode, Streams
+from .streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +34,23 @@ def main(config: DetokenizerConfig, life: ChildLife) -> int:
     """Returns the exit status: 0 after the scheduler has drained. Raises ModelError."""
     if config.model.model is None:
         raise ValueError("the launcher resolves the model before it starts this process")
-    decode = model_decode(config.model.model)
-    uvloop.run(serve(config.links, decode, life.ready))
+    uvloop.run(serve(config.links, model_streams(config.model.model), life.ready))
     return 0
 
 
-def model_decode(path: str) -> Decode:
+def model_streams(path: str) -> Streams:
+    """Streams of the model's own tokenizer. Raises ModelError."""
     tokenizer = load_tokenizer(path)
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {token_id: token.content for token_id, token in added if token.special}
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
         return tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    return decode
+    return Streams(decode, special)
 
 
-async def serve(links: Links, decode: Decode, ready: Callable[[], None]) -> None:
+async def serve(links: Links, streams: Streams, ready: Callable[[], None]) -> None:
     """Turn ids into text until the scheduler says Drained; `ready` is called when mail can come."""
     context = zmq.asyncio.Context()
     plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
@@ -56,7 +58,7 @@ async def serve(links: Links, decode: Decode, ready: Callable[[], None]) -> None
     front, scheduler = Outbox(plain, links.front), Outbox(plain, links.scheduler)
     ready()
     try:
-        await _serve(mailbox, front, scheduler, Streams(decode))
+        await _serve(mailbox, front, scheduler, streams)
     finally:
         for end in (mailbox, front, scheduler):
             end.close()

@@ -7,7 +7,7 @@ one comes. Sockets and tokenizers do not enter.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..wire.messages import AbortReq, Finish, StopMatched, StreamOpen, StrOut, TokenIDOut
@@ -16,6 +16,7 @@ from .stop_strings import StopMatcher
 
 # (ids, skip_special_tokens) -> text
 Decode = Callable[[Sequence[int], bool], str]
+NO_SPECIAL: Mapping[int, str] = {}
 
 
 @dataclass(slots=True)
@@ -27,8 +28,10 @@ class Outcome:
 
 
 class Streams:
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, special: Mapping[int, str] = NO_SPECIAL) -> None:
+        """`special`: the texts of the tokens that `decode` can leave out, by id."""
         self._decode = decode
+        self._special = special
         self._open: dict[int, _Stream] = {}
         self._ended: set[int] = set()
         self.unknown_rows = 0  # dropped: their rid was never opened, is over, or is opened again
@@ -53,7 +56,7 @@ class Streams:
                 self.unknown_rows += 1  # a stream is opened once
                 return
             if row.opened is not None:
-                self._open[row.rid] = _Stream(row.opened, self._decode)
+                self._open[row.rid] = _Stream(row.opened, self._decode, self._special)
             elif row.rid not in self._open:
                 self.unknown_rows += 1
                 return
@@ -79,11 +82,13 @@ class Streams:
 class _Stream:
     """One request's text: ids go through the decoder, its text through the stop matcher."""
 
-    def __init__(self, opened: StreamOpen, decode: Decode) -> None:
+    def __init__(self, opened: StreamOpen, decode: Decode, special: Mapping[int, str]) -> None:
         skip = opened.skip_special_tokens
         tail = array("i", opened.prompt_tail)
         self._decoder = IncrementalDecoder(lambda ids: decode(ids, skip), tail)
-        self._matcher = StopMatcher(opened.stop)
+        # Tokens that are not shown and may yet be a stop string, or a part of one.
+        self._hidden = special if skip and opened.stop else NO_SPECIAL
+        self._matcher = StopMatcher(opened.stop, self._hidden.values())
         self._keep_stop = opened.no_stop_trim
         self._min_tokens = opened.min_new_tokens
         self._tokens = 0
@@ -93,11 +98,14 @@ class _Stream:
         self._cached_tokens = max(self._cached_tokens, row.cached_tokens)
         parts: list[str] = []
         for count, token_id in enumerate(row.token_ids, start=1):
-            if self._is_trimmed_stop_token(row, count):
-                break
-            self._tokens += 1
-            text, stop = self._match(self._decoder.push([token_id]))
-            parts.append(text)
+            stop = None
+            if not self._is_trimmed_stop_token(row, count):
+                self._tokens += 1
+                text, stop = self._match(self._decoder.push([token_id]))
+                parts.append(text)
+            if stop is None and token_id in self._hidden:
+                text, stop = self._match(self._hidden[token_id], shown=False)
+                parts.append(text)
             if stop is not None:
                 return self._stopped(row, parts, stop, row.token_ids[:count])
         if row.finish is not None:
@@ -108,11 +116,11 @@ class _Stream:
             parts.append(self._matcher.flush())
         return self._out(row, "".join(parts), row.token_ids, row.finish)
 
-    def _match(self, text: str) -> tuple[str, str | None]:
+    def _match(self, text: str, *, shown: bool = True) -> tuple[str, str | None]:
         """A stop string that is complete within the first `min_new_tokens` ends nothing, just as
         the sampler draws no stop token among them.
         """
-        return self._matcher.push(text, may_end=self._tokens > self._min_tokens)
+        return self._matcher.push(text, shown=shown, may_end=self._tokens > self._min_tokens)
 
     def _is_trimmed_stop_token(self, row: TokenIDOut, count: int) -> bool:
         """Is the `count`th id the stop token that ended the answer, and no part of its text?"""

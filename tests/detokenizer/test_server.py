@@ -10,7 +10,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tokenloom.detokenizer_proc.server import serve
+from tokenloom.detokenizer_proc.server import model_streams, serve
+from tokenloom.detokenizer_proc.streams import Streams
+from tokenloom.model_files.resolve import resolve_model
+from tokenloom.model_files.tokenizer import load_tokenizer
 from tokenloom.wire import codec
 from tokenloom.wire.channel import AsyncMailbox, Outbox
 from tokenloom.wire.config import Links
@@ -78,7 +81,7 @@ async def serving(run_dir: Path) -> AsyncIterator[tuple[Peers, "asyncio.Task[Non
     links, ready = Links(str(run_dir)), asyncio.Event()
     context = zmq.asyncio.Context()
     peers = Peers(links, context)
-    task = asyncio.create_task(serve(links, decode, ready.set))
+    task = asyncio.create_task(serve(links, Streams(decode), ready.set))
     try:
         async with asyncio.timeout(DEADLINE):
             await ready.wait()
@@ -135,3 +138,12 @@ def test_batches_become_text_and_drained_ends_the_loop(tmp_path: Path) -> None:
                 await task
 
     asyncio.run(scenario())
+
+
+def test_the_model_own_special_tokens_can_be_stop_strings() -> None:
+    path = resolve_model(None, None)
+    ids = tuple(load_tokenizer(path).encode("Hello<|im_end|> there").ids)
+    for skip in (True, False):
+        opened = StreamOpen(b"", ("<|im_end|>",), skip)
+        (out,) = model_streams(path).take([TokenIDOut(1, ids, None, 0, opened)]).rows
+        assert (out.text, out.finish) == ("Hello", Finish("stop", matched="<|im_end|>"))

@@ -1,6 +1,7 @@
 """StopMatcher against str.find on the whole text, for every way to cut the text."""
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -102,3 +103,37 @@ def test_the_first_complete_stop_wins_and_the_longest_of_equals() -> None:
     assert run(["abcd"], ["abcd", "bc"]) == ("a", "bc")
     assert run(["xabc"], ["c", "abc", "bc"]) == ("x", "abc")
     assert run(["no"], []) == ("no", None)
+
+
+def naive_with_hidden(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """As `naive`, with every H hidden: a stop that holds one is looked for in all of the text."""
+    for end in range(1, len(text) + 1):
+        whole, shown = text[:end], text[:end].replace("H", "")
+        for stop in sorted(stops, key=len, reverse=True):
+            if "H" in stop and whole.endswith(stop):
+                return whole.removesuffix(stop).replace("H", ""), stop
+            if "H" not in stop and text[end - 1] != "H" and shown.endswith(stop):
+                return shown.removesuffix(stop), stop
+    return text.replace("H", ""), None
+
+
+@given(
+    st.text("abH", max_size=24),
+    st.lists(st.text("abH", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.lists(st.integers(0, 100), max_size=12),
+)
+@settings(max_examples=800, deadline=None)
+def test_hidden_text_counts_for_the_stops_that_hold_it(
+    text: str, stops: list[str], borders: list[int]
+) -> None:
+    matcher = StopMatcher(stops, ["H"])
+    delivered = ""
+    expected = naive_with_hidden(text, sorted(stops))
+    for piece in cut(text, borders):
+        for part in re.findall("H+|[^H]+", piece):
+            out, stop = matcher.push(part, shown="H" not in part)
+            delivered += out
+            if stop is not None:
+                assert (delivered, stop) == expected
+                return
+    assert (delivered + matcher.flush(), None) == expected

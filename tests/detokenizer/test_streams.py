@@ -135,6 +135,41 @@ def test_txt_10_special_tokens(skip: bool, text: str) -> None:
     assert Streams(decode).take(rows).rows[0].text == text
 
 
+def with_special() -> Streams:
+    return Streams(decode, {END: "<end>"})
+
+
+@pytest.mark.parametrize("chunks", [[(97, 98, END, 99)], [(97,), (98,), (END,), (99,)]])
+@pytest.mark.parametrize(
+    ("stop", "keep", "text"),
+    [
+        ("<end>", False, "ab"),
+        ("<end>", True, "ab<end>"),
+        ("b<end>", False, "a"),
+        ("<end>c", False, "ab"),
+        ("abc", False, ""),  # in what is shown
+        ("ab<end>x", False, "abc"),
+    ],
+)
+def test_a_stop_string_may_hold_a_special_token_that_is_not_shown(
+    chunks: list[tuple[int, ...]], stop: str, keep: bool, text: str
+) -> None:
+    streams = with_special()
+    streams.take([row("", start=opened(stop, keep=keep))])
+    rows = [TokenIDOut(1, ids) for ids in chunks] + [TokenIDOut(1, (), LENGTH)]
+    outs = [out for each in rows for out in streams.take([each]).rows]
+    assert "".join(out.text for out in outs) == text
+    ends = [out.finish for out in outs if out.finish is not None]
+    assert ends == [LENGTH if text == "abc" else Finish("stop", matched=stop)]
+
+
+@pytest.mark.parametrize(("stop", "text"), [("<end>", "ab"), ("b<end>", "a")])
+def test_a_stop_string_may_hold_the_token_that_ended_the_answer(stop: str, text: str) -> None:
+    rows = [TokenIDOut(1, (97, 98, END), Finish("stop", matched=END), 0, opened(stop))]
+    (out,) = with_special().take(rows).rows
+    assert (out.text, out.finish) == (text, Finish("stop", matched=stop))
+
+
 def test_an_empty_row_says_nothing_and_a_silent_id_is_reported() -> None:
     streams = Streams(decode)
     assert streams.take([row("", start=opened())]).rows == []

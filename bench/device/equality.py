@@ -107,6 +107,7 @@ def _runner(lab: Lab, model: LlamaForCausalLM, *, graphs: bool) -> RunnerBench:
             max_running_requests=sizes.most_rows,
             max_prefill_tokens=sizes.chunk,
             chunked_prefill_size=sizes.chunk,
+            mixed_chunk_size=64,  # the same steps in each run, whatever they take
             page_size=sizes.page_size,
         ),
     )

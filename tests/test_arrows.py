@@ -134,7 +134,6 @@ EXTERNAL: dict[str, set[str]] = {
     "tqdm": {"scheduler_proc.runner", "scheduler_proc.models", "bench", "bench.quality"},
     "psutil": {"scheduler_proc", "scheduler_proc.runner", "bench", "bench.device"},
     "huggingface_hub": {"model_files"},
-    "regex": {"scheduler_proc.runner"},
     "tokenizers": {
         "model_files",
         "tokenizer_proc",

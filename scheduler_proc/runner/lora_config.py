@@ -1,18 +1,20 @@
-"""PeftConfig: which modules an adapter_config.json asks for, at which rank and scaling.
+"""PeftConfig and TargetedModules: which modules an adapter_config.json asks for, and how.
 
 Called by the adapter loader. The rules of matching are those of peft 0.21, which tests hold beside
 it. Whatever a config asks for and the models do not compute is refused by name. No tensors.
-Patterns are matched by `regex`, as `re` does it but within a time: a file must not stop the server.
+A config may come from anybody: what its patterns cost is bounded in lora_patterns.py.
 """
 
 import math
-from collections.abc import Iterable
+import re
+import reprlib
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import regex
 
 from ...model_files.errors import AdapterError
+from .lora_patterns import SHOWN_CHARS, Question, match_all
 
 _Rank = Annotated[int, msgspec.Meta(ge=1)]
 _Layer = Annotated[int, msgspec.Meta(ge=0)]
@@ -32,7 +34,7 @@ _INERT = {
 # The other initialisations change the base model's weights as well.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 _ALL_LINEAR = "all-linear"
-_MATCH_SECONDS = 0.1  # for one pattern and name: some 1000 times what a sane one takes
+_ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 Value = TypeVar("Value", int, float)
 
 
@@ -49,53 +51,83 @@ class PeftConfig(msgspec.Struct, frozen=True):
     layers_pattern: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
 
+    def questions(self) -> Iterable[Question]:
+        """Every pattern, in the way in which it is matched."""
+        for maybe in (self.target_modules, self.exclude_modules):
+            if isinstance(maybe, str) and maybe.lower() != _ALL_LINEAR:
+                yield "whole", maybe
+        for layer in self.layer_patterns():
+            yield "layer", layer
+        for end in (*(self.rank_pattern or ()), *(self.alpha_pattern or ())):
+            yield "end", end
+
+    def layer_patterns(self) -> list[str]:
+        patterns = self.layers_pattern or []
+        return [patterns] if isinstance(patterns, str) else patterns
+
+
+class TargetedModules:
+    """What a config asks for each module of a model."""
+
+    def __init__(self, config: PeftConfig, names: Sequence[str]) -> None:
+        """`names` are all modules of the model, as peft names them. Raises AdapterError."""
+        self._config = config
+        self._found = match_all(config.questions(), names)
+        self._asked = _names(config.target_modules)
+        self._excluded = _names(config.exclude_modules)
+        layers = config.layers_to_transform
+        self._layers = None if layers is None or layers == [] else _numbers(layers)
+        self._ranks = self._values(config.rank_pattern or {})
+        self._alphas = self._values(config.alpha_pattern or {})
+
     def targets(self, name: str) -> bool:
-        """Whether the module of this name, as peft counts it, has an adapter."""
+        """Whether the module of this name has an adapter."""
         if self._excludes(name):
             return False
-        asked = self.target_modules
+        asked = self._config.target_modules
         if isinstance(asked, list):
-            return name in asked or (_ends_with(name, asked) and self._in_layers(name))
+            ends = _ends_with(name, self._asked) and self._in_layers(name)
+            return name in self._asked or ends
         if asked.lower() == _ALL_LINEAR:
             return name not in ("lm_head", "model.embed_tokens")
-        return _match(asked, name, whole=True) is not None
+        return name in self._found["whole", asked]
 
     def rank(self, name: str) -> int:
-        return _look_up(self.rank_pattern, name, self.r)
+        return self._ranks.get(name, self._config.r)
 
     def scaling(self, name: str) -> float:
         """alpha / r, or alpha / sqrt(r) if rank-stabilised (arXiv:2312.03732)."""
         rank = self.rank(name)
-        alpha = _look_up(self.alpha_pattern, name, self.lora_alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+        alpha = self._alphas.get(name, self._config.lora_alpha)
+        return alpha / (math.sqrt(rank) if self._config.use_rslora else rank)
 
     def _excludes(self, name: str) -> bool:
-        asked = self.exclude_modules
-        if not asked:
-            return False
+        asked = self._config.exclude_modules
         if isinstance(asked, str):
-            return _match(asked, name, whole=True) is not None
-        return name in asked or _ends_with(name, asked)
+            # peft does not know all-linear here: it is an expression that matches no module.
+            return name in self._found.get(("whole", asked), {})
+        return name in self._excluded or _ends_with(name, self._excluded)
 
     def _in_layers(self, name: str) -> bool:
         """Names without a layer are in none, once layers are asked for."""
-        asked = self.layers_to_transform
-        if asked is None or asked == []:
-            return True
-        layer = self._layer(name)
-        return layer == asked if isinstance(asked, int) else layer in asked
+        return self._layers is None or self._layer(name) in self._layers
 
     def _layer(self, name: str) -> int | None:
         """The number that follows one of the layer patterns, or any name where there are none."""
-        if not self.layers_pattern:
-            found = _match(r".*?\.[^.]*\.(\d+)\.", name)
+        patterns = self._config.layer_patterns()
+        if not patterns:
+            found = _ANY_LAYER.match(name)
             return int(found[1]) if found else None
-        patterns = self.layers_pattern
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            found = _match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", name)
-            if found:
-                return int(found["idx"])
-        return None
+        layers = (self._found["layer", pattern].get(name) for pattern in patterns)
+        return next((layer for layer in layers if layer is not None), None)
+
+    def _values(self, patterns: dict[str, Value]) -> dict[str, Value]:
+        """By name: the value of the first pattern that fits its end, from a dot on."""
+        values: dict[str, Value] = {}
+        for pattern, value in patterns.items():
+            for name in self._found["end", pattern]:
+                values.setdefault(name, value)
+        return values
 
 
 def parse_peft_config(data: bytes) -> PeftConfig:
@@ -116,20 +148,20 @@ def parse_peft_config(data: bytes) -> PeftConfig:
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
     kind = raw.pop("peft_type", None)
     if kind != "LORA":
-        raise AdapterError(f"peft_type {kind!r} is not supported (known: LORA)")
+        raise AdapterError(f"peft_type {reprlib.repr(kind)} is not supported (known: LORA)")
     task = raw.pop("task_type", None)
     if task not in (None, "CAUSAL_LM"):
-        raise AdapterError(f"task_type {task!r} is not supported (known: CAUSAL_LM)")
+        raise AdapterError(f"task_type {reprlib.repr(task)} is not supported (known: CAUSAL_LM)")
     start = raw.pop("init_lora_weights", None)
     if start not in _INITIALISATIONS:
         raise AdapterError(
-            f"init_lora_weights {start!r} goes with changed base weights: save the adapter "
-            "converted to plain LoRA"
+            f"init_lora_weights {reprlib.repr(start)} goes with changed base weights: save the "
+            "adapter converted to plain LoRA"
         )
     for key, value in raw.items():
         nothing = not value or (key == "bias" and value == "none")
         if not nothing and key not in _INERT and key not in PeftConfig.__struct_fields__:
-            raise AdapterError(f"{key} {value!r} is not supported")
+            raise AdapterError(f"{key[:SHOWN_CHARS]} {reprlib.repr(value)} is not supported")
 
 
 def _check(config: PeftConfig) -> None:
@@ -138,43 +170,16 @@ def _check(config: PeftConfig) -> None:
         raise AdapterError("layers_to_transform and layers_pattern need target_modules as a list")
     if config.layers_pattern and config.layers_to_transform is None:
         raise AdapterError("layers_pattern has a meaning with layers_to_transform only")
-    for pattern in _patterns(config):
-        try:
-            regex.compile(pattern)
-        except regex.error as error:
-            raise AdapterError(
-                f"adapter_config.json: {pattern!r} is no regular expression: {error}"
-            ) from error
 
 
-def _patterns(config: PeftConfig) -> Iterable[str]:
-    for maybe in (config.target_modules, config.exclude_modules):
-        if isinstance(maybe, str):
-            yield maybe
-    layers = config.layers_pattern or []
-    yield from [layers] if isinstance(layers, str) else layers
-    yield from config.rank_pattern or {}
-    yield from config.alpha_pattern or {}
+def _names(asked: list[str] | str | None) -> frozenset[str]:
+    return frozenset(asked) if isinstance(asked, list) else frozenset()
 
 
-def _ends_with(name: str, suffixes: Iterable[str]) -> bool:
-    return any(name.endswith(f".{suffix}") for suffix in suffixes)
+def _numbers(layers: list[int] | int) -> frozenset[int]:
+    return frozenset([layers] if isinstance(layers, int) else layers)
 
 
-def _match(pattern: str, name: str, *, whole: bool = False) -> regex.Match[str] | None:
-    """From the start of the name. Raises AdapterError if that takes too long."""
-    match = regex.fullmatch if whole else regex.match
-    try:
-        return match(pattern, name, timeout=_MATCH_SECONDS)
-    except TimeoutError as error:
-        raise AdapterError(
-            f"adapter_config.json: matching {pattern!r} with {name} takes over {_MATCH_SECONDS:g} s"
-        ) from error
-
-
-def _look_up(patterns: dict[str, Value] | None, name: str, default: Value) -> Value:
-    """The first pattern that fits the end of the name, from a dot on."""
-    for pattern, value in (patterns or {}).items():
-        if _match(rf"(.*\.)?({pattern})$", name):
-            return value
-    return default
+def _ends_with(name: str, suffixes: frozenset[str]) -> bool:
+    """Whether what follows one of the dots in `name` is among `suffixes`."""
+    return any(name[place + 1 :] in suffixes for place, char in enumerate(name) if char == ".")

@@ -12,6 +12,7 @@ queries and keys that such files keep in pairs.
 """
 
 import os
+import reprlib
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from safetensors.torch import load
 from ...model_files.errors import AdapterError
 from ..models.config import ModelSpec
 from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule, map_sizes
-from .lora_config import PeftConfig, parse_peft_config
+from .lora_config import TargetedModules, parse_peft_config
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -67,17 +68,19 @@ def load_adapter(path: Path, spec: ModelSpec, roots: Sequence[Path], max_rank: i
     directory, root = _find(path, roots)
     config = parse_peft_config(_read(directory / CONFIG, root, _CONFIG_BYTES))
     places = _places(spec)
-    wanted = {module: place for module, place in places.items() if config.targets(module)}
+    targeted = TargetedModules(config, list(places))
+    wanted = {module: place for module, place in places.items() if targeted.targets(module)}
     if not wanted:
-        raise AdapterError(f"target_modules {config.target_modules!r} name no module of the model")
-    _check_ranks(config, wanted, max_rank)
+        asked = reprlib.repr(config.target_modules)
+        raise AdapterError(f"target_modules {asked} name no module of the model")
+    _check_ranks(targeted, wanted, max_rank)
     tensors = _parse(_read(directory / WEIGHTS, root, _size_bound(spec, places, max_rank)))
     _drop_frozen_copies(tensors, wanted, spec)
     _check_names(tensors, wanted)
     modules = {
-        place.key: _module(tensors, module, place, config) for module, place in wanted.items()
+        place.key: _module(tensors, module, place, targeted) for module, place in wanted.items()
     }
-    return LoRAAdapter(modules, max(config.rank(module) for module in wanted))
+    return LoRAAdapter(modules, max(targeted.rank(module) for module in wanted))
 
 
 def _places(spec: ModelSpec) -> dict[str, _Place]:
@@ -156,9 +159,9 @@ def _parse(data: bytes) -> dict[str, torch.Tensor]:
         raise AdapterError(f"{WEIGHTS} is no safetensors file: {error}") from error
 
 
-def _check_ranks(config: PeftConfig, wanted: dict[str, _Place], max_rank: int) -> None:
+def _check_ranks(targeted: TargetedModules, wanted: dict[str, _Place], max_rank: int) -> None:
     for module in wanted:
-        rank = config.rank(module)
+        rank = targeted.rank(module)
         if rank > max_rank:
             raise AdapterError(f"{module} has rank {rank}, above --max-lora-rank {max_rank}")
 
@@ -197,9 +200,9 @@ def _check_names(tensors: dict[str, torch.Tensor], wanted: dict[str, _Place]) ->
 
 
 def _module(
-    tensors: dict[str, torch.Tensor], module: str, place: _Place, config: PeftConfig
+    tensors: dict[str, torch.Tensor], module: str, place: _Place, targeted: TargetedModules
 ) -> LoRAModule:
-    rank, scaling = config.rank(module), config.scaling(module)
+    rank, scaling = targeted.rank(module), targeted.scaling(module)
     name_a, name_b = place.names(module)
     a = _checked(name_a, tensors.pop(name_a), (rank, place.inputs))
     b = _checked(name_b, tensors.pop(name_b), (place.outputs, rank)).mul_(scaling)

@@ -278,7 +278,7 @@ class Front:
         sampling = resolve_lengths(len(input_ids), sampling, info)
         if sampling.seed in (None, RANDOM_SEED):
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-        session = self._sessions.open(len(input_ids), lora_id)
+        session = self._sessions.open(len(input_ids), lora_id, labels.tenant)
         self.adapters.registry.admit(lora_id)
         # array("i") is int32 in native order, which is little-endian on every platform of torch.
         ids = array("i", input_ids).tobytes()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..wire.messages import Finish, StrOut
+from ..wire.tenant_shares import TenantShares
 from .errors import IllegalMove, Refused
 from .limits import MAX_UNREAD_CHARS, MAX_UNREAD_TOKENS, RETRY_AFTER_DRAINING
 
@@ -55,6 +56,7 @@ class Session:
     rid: int
     prompt_tokens: int
     lora_id: int = 0
+    tenant: str = ""
     state: SessionState = SessionState.OPEN
     delivered_tokens: int = 0
     replied: bool = False  # the terminal row was handed out, or nobody wants it any more
@@ -102,6 +104,7 @@ class SessionTable:
     def __init__(self, max_sessions: int, left: Callable[[Session], None]) -> None:
         """`left` is told of every session once, when it is out of the table."""
         self._max_sessions = max_sessions
+        self._shares = TenantShares(max_sessions)
         self._left = left
         self._by_rid: dict[int, Session] = {}
         self._last_rid = 0
@@ -111,14 +114,25 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._by_rid)
 
-    def open(self, prompt_tokens: int, lora_id: int = 0) -> Session:
-        """A new session with a rid never used before; Refused when draining or full."""
+    def open(self, prompt_tokens: int, lora_id: int = 0, tenant: str = "") -> Session:
+        """A new session with a rid never used before.
+
+        Refused when draining, when full, and when the tenant holds so much that what is left is
+        for others.
+        """
         if self.draining:
             raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
         if len(self._by_rid) >= self._max_sessions:
             raise Refused(503, f"the server is busy: {self._max_sessions} requests are in flight")
+        if not self._shares.may_add(tenant):
+            raise Refused(
+                503,
+                f"the server is busy: {self._shares.held_by(tenant)} requests of this user are in "
+                f"flight, the {self._max_sessions - len(self)} places left are kept for others",
+            )
         self._last_rid += 1
-        session = Session(self._last_rid, prompt_tokens, lora_id)
+        session = Session(self._last_rid, prompt_tokens, lora_id, tenant)
+        self._shares.add(tenant)
         self._by_rid[session.rid] = session
         return session
 
@@ -183,6 +197,7 @@ class SessionTable:
 
     def _remove(self, session: Session) -> None:
         del self._by_rid[session.rid]
+        self._shares.add(session.tenant, -1)
         self._left(session)
 
 

@@ -8,6 +8,7 @@ import heapq
 
 from ...wire.messages import Finish
 from ...wire.scheduling_config import SchedulingConfig
+from ...wire.tenant_shares import TenantShares
 from .failures import failure
 from .req import Req
 from .time_limit import TimeLimit
@@ -22,10 +23,10 @@ class QueueLimits:
         self._max_tokens = settings.max_waiting_tokens
         self._requests = 0
         self._tokens = 0
+        self._request_shares = TenantShares(self._max_requests or 0)
+        self._token_shares = TenantShares(self._max_tokens or 0)
         self._waiting: set[int] = set()  # rids, where there are caps
-        self._lowest: list[
-            tuple[int, int, Req]
-        ] = []  # a heap of them; who has left is dropped late
+        self._lowest: list[tuple[int, int, Req]] = []  # a heap of them, and of some that left
         self._until_start = TimeLimit(settings.queue_timeout)
         self._until_end = TimeLimit(settings.request_timeout)
 
@@ -35,7 +36,9 @@ class QueueLimits:
         Those of lower priority leave, the lowest and latest first, if that is enough.
         """
         refusal = self._refusal(req)
-        if refusal is None or not self._fits_alone(req):
+        if refusal is None:
+            return [], self._over_its_share(req)
+        if not self._fits_alone(req):
             return [], refusal
         requests, tokens = self._requests, self._tokens
         displaced: list[tuple[Req, Finish]] = []
@@ -50,6 +53,22 @@ class QueueLimits:
         for entry in entries:
             heapq.heappush(self._lowest, entry)
         return ([], refusal) if refusal is not None else (displaced, None)
+
+    def _over_its_share(self, req: Req) -> Finish | None:
+        """Why its tenant may have no more, though there is room: that is kept for other tenants.
+
+        Shares are among equals: who outranks somebody here is not held to one.
+        """
+        worst = self._worst()
+        if worst is None or worst.priority < req.priority:
+            return None
+        for most, shares, what in (
+            (self._max_requests, self._request_shares, "requests of this user are waiting"),
+            (self._max_tokens, self._token_shares, "prompt tokens of this user are waiting"),
+        ):
+            if most is not None and not shares.may_add(req.tenant):
+                return _busy(f"{shares.held_by(req.tenant)} {what}, the rest is kept for others")
+        return None
 
     def _fits_alone(self, req: Req) -> bool:
         return self._max_tokens is None or req.prompt_len <= self._max_tokens
@@ -82,17 +101,21 @@ class QueueLimits:
             if len(self._lowest) > 2 * len(self._waiting) + _SLACK:
                 self._lowest = [one for one in self._lowest if one[2].rid in self._waiting]
                 heapq.heapify(self._lowest)
-        self._requests += 1
-        self._tokens += req.prompt_len
+        self._count(req, 1)
         self._until_start.begin(req.rid, now)
         self._until_end.begin(req.rid, now)
 
     def start(self, req: Req) -> None:
         """Its first start only."""
         self._waiting.discard(req.rid)
-        self._requests -= 1
-        self._tokens -= req.prompt_len
+        self._count(req, -1)
         self._until_start.clear(req.rid)
+
+    def _count(self, req: Req, sign: int) -> None:
+        self._requests += sign
+        self._tokens += sign * req.prompt_len
+        self._request_shares.add(req.tenant, sign)
+        self._token_shares.add(req.tenant, sign * req.prompt_len)
 
     def end(self, req: Req) -> None:
         if not req.admitted:

@@ -294,3 +294,34 @@ def test_an_adapter_that_is_not_there_displaces_nobody() -> None:
     bench.submit(prompt(5, 3), 5, lora_id=1)
     bench.send(UnloadLoRAReq(1))
     assert LoRAUnloaded(1) in bench.lora_news, "the refused one is not among those that use it"
+
+
+@pytest.mark.parametrize("cap", ["max_waiting_requests", "max_waiting_tokens"])
+def test_a_flood_in_the_queue_leaves_room_to_other_tenants(cap: str) -> None:
+    bench = Bench(max_running=1, **{cap: 45})
+    bench.submit([1], 5)
+    bench.step()
+    flood = [bench.submit([2], 2, tenant="flood") for _ in range(45)]
+    refused = [rid for rid in flood if rid in bench.finishes]
+    assert len(refused) == 5
+    assert {bench.finishes[rid].status for rid in refused} == {503}
+    assert "kept for others" in bench.finishes[refused[0]].message
+    others = [bench.submit([3], 2, tenant=str(n)) for n in range(5)]
+    assert not any(rid in bench.finishes for rid in others)
+    late = bench.submit([3], 2, tenant="late")
+    assert f"--{cap.replace('_', '-')} 45" in bench.finishes[late].message
+    bench.run()
+    bench.assert_right()
+    limits = bench.scheduler._queue_limits
+    assert limits._request_shares.total == limits._token_shares.total == 0
+
+
+def test_who_outranks_somebody_is_not_held_to_a_share() -> None:
+    bench = Bench(max_running=1, max_waiting_requests=9)
+    bench.submit(prompt(5), 5)
+    bench.step()
+    waits = [bench.submit(prompt(5), 5, tenant="a", priority=n == 0) for n in range(8)]
+    over = bench.submit(prompt(5), 5, tenant="a")
+    assert over in bench.finishes
+    urgent = bench.submit(prompt(5), 5, tenant="a", priority=2)
+    assert not {urgent, *waits} & set(bench.finishes)

@@ -111,6 +111,30 @@ def test_full_and_draining_tables_refuse_with_503() -> None:
         table.open(1)
 
 
+def test_a_flood_of_one_tenant_leaves_places_to_all_others() -> None:
+    table = SessionTable(1024, nobody)
+    flood = [table.open(1, tenant="flood") for _ in range(911)]
+    with pytest.raises(Refused, match=r"911 requests of this user .*, the 113 places left") as busy:
+        table.open(1, tenant="flood")
+    assert (busy.value.status, busy.value.retry_after) == (503, 1)
+    others = [table.open(1, tenant=f"user {n}") for n in range(113)]
+    assert len(table) == 1024
+    for session in (*flood, *others):
+        table.submitted(session)
+        table.deliver(StrOut(session.rid, "", (), Finish("abort")))
+    assert len(table) == 0
+    assert table._shares.total == 0
+
+
+def test_requests_without_a_name_are_one_tenant() -> None:
+    table = SessionTable(100, nobody)
+    for _ in range(89):
+        table.open(1)
+    with pytest.raises(Refused, match="89 requests of this user"):
+        table.open(1)
+    table.open(1, tenant="a")
+
+
 @pytest.mark.parametrize(
     ("at_limit", "one_more"),
     [

@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "admission": ("ratio", "quantile"),
     "retraction_risk": (0.05, 0.5, 0.9),
     "preemption_threshold": (None, 1, 2),
-    "max_waiting_requests": (None, 1, 3, 8),
+    "max_waiting_requests": (None, 1, 3, 8, 12),
     "max_waiting_tokens": (None, 20, 100),
     "queue_timeout": (None, 3.0, 20.0),
     "request_timeout": (None, 5.0, 40.0),

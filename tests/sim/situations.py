@@ -53,6 +53,7 @@ EXPECTED = {
     "load: of a name in use": 500,
     "prompt cut": 3000,
     "prompt cut for the goal of a gap": 100,
+    "refused: beyond its share": 20,
     "refused: displaced": 20,
     "refused: draining": 100,
     "ended: the drain takes too long": 5,

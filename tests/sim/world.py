@@ -193,8 +193,22 @@ class World:
             gone = lesser[len(lesser) - count :]
             if self._may_wait(client, [other for other in waiting if other not in gone]):
                 vain = count and len(client.prompt) > (self.settings.max_waiting_tokens or math.inf)
-                return ([], True) if vain else (gone, False)
+                beyond = not lesser and self._beyond_its_share(client, waiting)
+                return ([], True) if vain or beyond else (gone, False)
         return [], True
+
+    def _beyond_its_share(self, client: Client, waiting: list[Client]) -> bool:
+        """It holds eight times what is left; who holds nothing never does."""
+        own = [other for other in waiting if other.message.tenant == client.message.tenant]
+        if not own:
+            return False
+        most, tokens = self.settings.max_waiting_requests, self.settings.max_waiting_tokens
+        places = most is not None and len(own) >= 8 * (most - len(waiting))
+        mine, all_of = (sum(len(other.prompt) for other in group) for group in (own, waiting))
+        beyond = places or (tokens is not None and mine >= 8 * (tokens - all_of))
+        if beyond:
+            self.situations.count("refused: beyond its share")
+        return beyond
 
     def _may_wait(self, client: Client, waiting: list[Client]) -> bool:
         most, tokens = self.settings.max_waiting_requests, self.settings.max_waiting_tokens

@@ -16,6 +16,7 @@ from support.source_tree import ROOT
 
 from tokenloom.tokenizer_proc import adapters, limits
 from tokenloom.tokenizer_proc.doors.client_frames import read_message
+from tokenloom.tokenizer_proc.doors.errors import ApiError
 from tokenloom.tokenizer_proc.errors import listed, quoted, shortened
 from tokenloom.tokenizer_proc.lengths import check_chars
 from tokenloom.wire.messages import SchedulerInfo
@@ -165,6 +166,9 @@ def test_what_a_message_repeats() -> None:
         assert shortened("x" * count) == "x" * count
     assert quoted("x" * (most + 1)) == repr("x" * most) + f"... ({most + 1} characters)"
     assert shortened("x" * (most + 1)) == "x" * most + f"... ({most + 1} characters)"
+    for step in (-1, 0, 1):
+        most = limits.MAX_ERROR_CHARS
+        assert len(ApiError(400, "x" * (most + step)).body.error.message) == min(most + step, most)
     names = [f"n{index}" for index in range(limits.MAX_LISTED_NAMES + 1)]
     assert "more" not in listed(names[:-1])
     assert listed(names).endswith("and 1 more")
@@ -191,7 +195,7 @@ ELSEWHERE = {
     "MAX_KNOWN_LORAS": "tests/front/test_lora_registry.py",
 }
 HERE = {"MAX_QUOTED_CHARS", "MAX_LISTED_NAMES", "MAX_INLINE_CHARS", "MAX_PATH_CHARS"}
-HERE |= {"MAX_CHARS_PER_TOKEN"}
+HERE |= {"MAX_CHARS_PER_TOKEN", "MAX_ERROR_CHARS"}
 
 
 def test_no_limit_of_a_request_is_left_out() -> None:

@@ -82,6 +82,11 @@ def hostile(size: int) -> dict[str, tuple[Reader, bytes]]:
         "input_ids": (read_generate, filled(b'{"input_ids":[', b"1", b"]}", size)),
         "input_ids: [1]": (read_generate, filled(b'{"input_ids":[', b"[1]", b"]}", size)),
         "input_ids: []": (read_generate, filled(b'{"input_ids":[', b"[]", b"]}", size)),
+        "text: texts": (read_generate, filled(b'{"text":[', b'"ab"', b"]}", size)),
+        "lora_path: nulls": (
+            read_generate,
+            filled(generate + b'"lora_path":[', b"null", b"]}", size),
+        ),
         "prompt: texts": (read_completion, filled(b'{"prompt":[', b'"ab"', b"]}", size)),
         "prompt: []": (read_completion, filled(b'{"prompt":[', b"[]", b"]}", size)),
         "prompt: escapes": (read_completion, filled(b'{"prompt":"', b"\\u00e9", b'"}', size)),

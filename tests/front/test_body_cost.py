@@ -2,10 +2,13 @@
 
 import gc
 import json
+import sys
 import tracemalloc
 
 import pytest
+from front.echo_door import Door
 
+from tokenloom.bench import body_cost
 from tokenloom.bench.body_cost import Reader, hostile, hostile_frames
 from tokenloom.tokenizer_proc.doors import body as bodies
 from tokenloom.wire import codec
@@ -59,6 +62,36 @@ def test_a_body_is_read_once_and_its_parts_once_more(
     monkeypatch.setattr(json, "loads", never)
     read(reader, body)
     assert sum(passed) <= 2 * len(body)
+
+
+PATHS = {
+    body_cost.read_chat: "/v1/chat/completions",
+    body_cost.read_completion: "/v1/completions",
+    body_cost.read_generate: "/generate",
+}
+
+
+@pytest.mark.parametrize("name", hostile(SIZE))
+def test_a_body_takes_few_steps_from_its_first_byte_to_its_answer(name: str) -> None:
+    """Calls of functions, Python's own included: nothing walks through what a client piled up."""
+    reader, body = CASES[name]
+    door = Door(max_body_bytes=1 << 20).start()
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    async def scenario() -> int:
+        exchange = door.open("POST", PATHS[reader], body)
+        sys.setprofile(count)
+        try:
+            return (await exchange.end()).status
+        finally:
+            sys.setprofile(None)
+
+    assert door.run(scenario()) in (200, 400)
+    assert calls < 5000
 
 
 def test_what_is_refused_by_name_is_not_decoded() -> None:

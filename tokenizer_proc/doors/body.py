@@ -63,6 +63,8 @@ class BodyReader(Generic[T]):
 
 
 def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[V]", where: str = "") -> V:
+    if not body:
+        raise InvalidRequest(where or "body", "the body is empty")
     try:
         return decoder.decode(body)
     except RecursionError:

@@ -10,10 +10,10 @@ from ...wire.messages import Finish, StrOut
 from ...wire.sampling import InvalidRequest, SamplingParams
 from ..front import Front, RequestStream
 from ..labels import Labels, labels_of
-from ..limits import MAX_SAMPLING_BYTES
+from ..limits import MAX_PROMPTS, MAX_SAMPLING_BYTES
 from ..whole_numbers import Number, whole
 from .asgi import Exchange, event
-from .body import BodyReader, Prompt, decode, is_set, read_ids
+from .body import BodyReader, Prompt, decode, is_set, read_ids, too_many_prompts
 from .delivery import deliver
 from .intake import prompts_of, submit_all
 from .refused_fields import NATIVE_ELSEWHERE, refusals
@@ -214,5 +214,7 @@ def prompt_of(request: GenerateRequest, most_ids: int) -> tuple[str, Prompt]:
     if (request.text is None) != ids_given:
         raise InvalidRequest("text", "exactly one of text and input_ids must be given")
     if request.text is not None:
+        if isinstance(request.text, list) and len(request.text) > MAX_PROMPTS:
+            raise too_many_prompts(len(request.text), "text")
         return "text", request.text
     return "input_ids", read_ids(request.input_ids, "input_ids", most_ids)

@@ -93,8 +93,16 @@ def test_openai_client_hears_errors_in_its_own_terms(client: openai.OpenAI) -> N
 def test_curl_streams_while_a_socket_client_streams(server: Server) -> None:
     story = [{"role": "user", "content": "Write a long story about a dog and a lighthouse."}]
     body = {"messages": story, "max_tokens": 80, "temperature": 0, "stream": True}
+    content_type = ("-H", "Content-Type: application/json")
     curl = subprocess.Popen(
-        ["curl", "-sSN", f"{server.url}/v1/chat/completions", "-d", json.dumps(body)],
+        [
+            "curl",
+            "-sSN",
+            f"{server.url}/v1/chat/completions",
+            *content_type,
+            "-d",
+            json.dumps(body),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -67,7 +67,7 @@ def by_socket_close(server: Server) -> Callable[[], None]:
 def _post(server: Server, route: str, body: dict[str, object]) -> socket.socket:
     content = json.dumps({**body, "ignore_eos": True}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 
 from .errors import ModelError, names_the_file
 from .gguf_file import integer, metadata, open_gguf, text
@@ -67,6 +67,9 @@ def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
     }
     factors = tensors.get("rope_freqs.weight")
     if factors is not None:
+        if factors.tensor_type != GGMLQuantizationType.F32:
+            kind = factors.tensor_type.name
+            raise ModelError(f"rope_freqs.weight has type {kind}, which is not supported: F32 is")
         _use_frequency_factors(config["rope_parameters"], factors.data.tolist())
     left = sorted(keys.keys() - _GGUF_HARMLESS)
     if left:

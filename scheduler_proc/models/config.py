@@ -260,9 +260,10 @@ def parse_rope(config: Config, context_length: int, head_dim: int) -> RopeSpec:
 
 
 def _factors(listed: Any) -> tuple[float, ...]:  # noqa: ANN401  (any JSON value)
-    values = listed if isinstance(listed, list) else [listed]
+    if not isinstance(listed, list):
+        raise ModelError("config: RoPE frequency factors must be a list of positive numbers")
     return tuple(
-        _number({"RoPE frequency factor": value}, "RoPE frequency factor") for value in values
+        _number({"RoPE frequency factor": value}, "RoPE frequency factor") for value in listed
     )
 
 

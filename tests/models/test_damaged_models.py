@@ -55,7 +55,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"use_sliding_window": True, "sliding_window": "x"}, "sliding_window must be an integer"),
         ({"layer_types": 3}, "layer_types must be a list"),
         ({"rope_parameters": 3}, "rope_scaling must be an object"),
-        ({"rope_parameters": {"rope_type": "freq_factors"}}, "frequency factor must be a positive"),
+        ({"rope_parameters": {"rope_type": "freq_factors"}}, "frequency factors must be a list"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}},
             "rope_theta must differ from 1",

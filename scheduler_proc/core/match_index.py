@@ -31,7 +31,6 @@ class _Bucket:
 class _Spot:
     node: TreeNode
     end: int  # pages of a match that ends here
-    version: int  # of the node, when the matches that end here were last known to be right
     buckets: dict[bytes, _Bucket] = field(default_factory=dict)
 
     @property
@@ -39,21 +38,27 @@ class _Spot:
         """A match ends at the end of the node, which is still in the tree: else it has no pages."""
         return self.node.start + len(self.node.pages) == self.end
 
+    @property
+    def is_inside(self) -> bool:
+        """A match ends within the node."""
+        return self.node.start < self.end < self.node.start + len(self.node.pages)
+
 
 class MatchIndex:
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
-        self._spots: dict[tuple[int, int], _Spot] = {}
+        self._spots: dict[int, dict[int, _Spot]] = {}  # by the node's uid and the match's end
+        kv.tree.watched = self._spots
         self._bucket_of: dict[int, _Bucket] = {}
         self._stale: deque[_Bucket] = deque()
 
     def file(self, req: Req) -> Match:
         """Look up a request, and remember where its match ends."""
         match = self._kv.match(req)
-        key = (match.node.uid, match.num_pages)
-        spot = self._spots.get(key)
+        spots = self._spots.setdefault(match.node.uid, {})
+        spot = spots.get(match.num_pages)
         if spot is None:
-            spot = self._spots[key] = _Spot(match.node, match.num_pages, match.node.version)
+            spot = spots[match.num_pages] = _Spot(match.node, match.num_pages)
         bucket = spot.buckets.get(match.edge)
         if bucket is None:
             bucket = spot.buckets[match.edge] = _Bucket(spot, match.edge)
@@ -69,9 +74,11 @@ class MatchIndex:
 
     def take_stale(self) -> list[Req]:
         """Those whose match may have changed, as many as a step can afford: file them again."""
-        for spot in list(self._spots.values()):
-            if spot.version != spot.node.version:
-                self._check(spot)
+        changed = self._kv.tree.changed
+        for uid, edges in changed.items():
+            for spot in list(self._spots.get(uid, {}).values()):
+                self._check(spot, edges)
+        changed.clear()
         taken: list[Req] = []
         tokens = 0
         while self._stale and tokens < REFRESH_TOKENS:
@@ -86,11 +93,15 @@ class MatchIndex:
                 self._stale.popleft()
         return taken
 
-    def _check(self, spot: _Spot) -> None:
-        """The node has changed: a match is longer only if it has a child for the page."""
-        spot.version = spot.node.version
-        changed = spot.node.children if spot.is_whole else spot.buckets
-        for edge in [edge for edge in spot.buckets if edge in changed]:
+    def _check(self, spot: _Spot, edges: set[bytes] | None) -> None:
+        """The node is followed by new runs, which begin with `edges`, or else it has been cut."""
+        if edges is None:
+            if spot.is_inside:
+                return
+            # Of a match that ended inside, it is not known which page it lacks at a node's end.
+            edges = {b"", *spot.node.children} if spot.is_whole else set(spot.buckets)
+        small, large = sorted((edges, spot.buckets.keys()), key=len)
+        for edge in [edge for edge in small if edge in large]:
             bucket = spot.buckets[edge]
             self._take_out(bucket)
             bucket.stale = True
@@ -100,4 +111,7 @@ class MatchIndex:
         spot = bucket.spot
         del spot.buckets[bucket.edge]
         if not spot.buckets:
-            del self._spots[spot.node.uid, spot.end]
+            spots = self._spots[spot.node.uid]
+            del spots[spot.end]
+            if not spots:
+                del self._spots[spot.node.uid]

@@ -4,6 +4,8 @@ Made anew for each step by core/waiting_queue.py from the prompts that the step 
 that has not landed: there is no leader that could have gone.
 """
 
+from hashlib import blake2b
+
 from .req import Req
 
 
@@ -22,13 +24,23 @@ class PrefixLeaders:
             group = req.ids[start:end].tobytes()
             self._by_start.setdefault(start, {}).setdefault(group, []).append(req)
 
-    def include(self, req: Req) -> bool:
-        """Would `req` compute again what one of them computes?"""
+    def held_from(self, req: Req) -> int | None:
+        """From which token on it would compute what one of them computes; None: nowhere."""
         for start, groups in self._by_start.items():
             end = start + self._tokens
             if end >= len(req.ids):  # the last token is always computed
                 continue
             for leader in groups.get(req.ids[start:end].tobytes(), ()):
                 if leader.namespace == req.namespace and leader.ids[:start] == req.ids[:start]:
-                    return True
-        return False
+                    return start
+        return None
+
+
+def prefix_digest(req: Req, tokens: int) -> bytes:
+    """What prompts with the same first `tokens` have in common; empty where there are no more."""
+    if not tokens or len(req.ids) <= tokens:
+        return b""
+    digest = blake2b(req.namespace.encode(), digest_size=16)
+    digest.update(b"\0")
+    digest.update(req.ids[:tokens].tobytes())
+    return digest.digest()

@@ -5,7 +5,7 @@ are compared as memory. Namespaces part at the root and share nothing. The tree 
 its nodes but never touches the allocator: evict returns the pages that the caller gives back. PURE.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from ...wire.scheduling_config import EvictionPolicy
@@ -17,10 +17,7 @@ ID_BYTES = 4
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of pages below `parent`. `lock_count` requests read this node or a node under it.
-
-    `version` changes whenever a match that ends here may have become longer or shorter.
-    """
+    """A run of pages below `parent`. `lock_count` requests read this node or a node under it."""
 
     uid: int
     edge: bytes  # its key in parent.children: its first page, below the root behind the namespace
@@ -34,7 +31,6 @@ class TreeNode:
     last_use: int = 0  # tick of the last unlock
     clock: float = 0.0  # the eviction order's, at that time
     pushed: int = 0  # its latest entry in the eviction order
-    version: int = 0
     lock_count: int = 0
     children: dict[bytes, "TreeNode"] = field(default_factory=dict)
     hashes: list[int] = field(default_factory=list)  # of its pages, where events are recorded
@@ -93,6 +89,10 @@ class RadixCache:
         self.evictable_pages = 0
         self.locked_pages = 0
         self.evicted_total = 0  # pages, since the start
+        # Nodes whose changes are noted, by uid; and what has changed at each since the reader of
+        # `changed` emptied it: first pages of runs that follow it now, or None: it was cut.
+        self.watched: Container[int] = ()
+        self.changed: dict[int, set[bytes] | None] = {}
 
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
         """The longest prefix of `key` in the tree. A mere look: it changes nothing."""
@@ -195,7 +195,7 @@ class RadixCache:
             keep = max(0, len(leaf.pages) - (count - len(evicted)))
             evicted += reversed(leaf.pages[keep:])
             hashes += reversed(leaf.hashes[keep:])
-            leaf.version += 1
+            self._note_cut(leaf)
             if keep:
                 del leaf.pages[keep:]
                 del leaf.hashes[keep:]
@@ -216,7 +216,7 @@ class RadixCache:
         pages: list[int] = []
         for node in self.nodes():
             pages += node.pages
-            node.version += 1
+            self._note_cut(node)
             node.parent, node.key, node.pages, node.children = None, b"", [], {}
         self.root.children = {}
         self._order.clear()
@@ -275,7 +275,7 @@ class RadixCache:
         node.key, node.pages, node.hashes = node.key[cut:], node.pages[count:], node.hashes[count:]
         node.edge, node.parent = node.key[: self._page_bytes], upper
         node.start += count
-        node.version += 1
+        self._note_cut(node)
         upper.children[node.edge] = node
         return upper
 
@@ -286,7 +286,7 @@ class RadixCache:
         node = self._make(parent, edge, key, pages, priority)
         node.lock_count = 1
         self.locked_pages += len(pages)
-        parent.version += 1
+        self._note_run(parent, edge)
         if self._events is not None:
             last = parent.hashes[-1] if parent.hashes else None
             node.hashes = self._events.stored(last, edge[: -self._page_bytes], key)
@@ -298,7 +298,7 @@ class RadixCache:
             node.hashes += self._events.stored(node.hashes[-1], b"", key)
         node.key += key
         node.pages += pages
-        node.version += 1
+        self._note_run(node, key[: self._page_bytes])
         self.locked_pages += len(pages)
 
     def _make(
@@ -320,6 +320,17 @@ class RadixCache:
         leaf.parent, leaf.key, leaf.pages = None, b"", []
         if parent.is_evictable_leaf():
             self._order.push(parent)
+
+    def _note_cut(self, node: TreeNode) -> None:
+        if node.uid in self.watched:
+            self.changed[node.uid] = None
+
+    def _note_run(self, node: TreeNode, edge: bytes) -> None:
+        if (
+            node.uid in self.watched
+            and (edges := self.changed.setdefault(node.uid, set())) is not None
+        ):
+            edges.add(edge)
 
     def _use(self, node: TreeNode, priority: int) -> None:
         if node.lock_count == 0:

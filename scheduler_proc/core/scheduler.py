@@ -275,7 +275,7 @@ class Scheduler:
         if self._chunked is not None:
             extending.append(self._chunked)
         candidates = self._waiting.candidates(
-            self._computed_tokens, extending, self._loras.lacks_slot, self._running
+            self._computed_tokens, extending, lambda req: self._loras.lacks_slot(req.lora_id)
         )
         while not adder.was_cut and (self._kv.rows.available or threshold is not None):
             req = None if self._settle_first else next(candidates, None)

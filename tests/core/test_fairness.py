@@ -188,6 +188,7 @@ def test_first_come_first_served_has_no_such_bound() -> None:
     """The flood gets what it asks for, so the test above can fail."""
     shares = Shares(pool_tokens=256, reuse=False)
     shares.bench.scheduler._waiting._counters = None
+    shares.bench.scheduler._waiting._turns = None
     for _ in range(400):
         shares.keep_waiting("flood", 20, 60, 4)
         shares.keep_waiting("polite", 12, 12, 16)

@@ -499,33 +499,36 @@ def test_namespaces_part_at_the_first_page(spare: int) -> None:
         assert tree.match(b"", name).num_pages == 0
 
 
-def test_a_version_changes_with_all_that_may_concern_a_match() -> None:
+def test_changes_that_may_concern_a_match_are_noted_of_nodes_that_are_watched() -> None:
     tree = RadixCache(1)
     root = tree.root
-    seen = [root.version]
+    tree.watched = range(100)
 
-    def changed(node: TreeNode) -> bool:
-        seen.append(node.version)
-        return seen[-1] > seen[-2]  # and several changes never undo each other
+    def changed(node: TreeNode) -> set[bytes] | bool | None:
+        """The runs that follow it now; None if it was cut; False if nothing is noted."""
+        noted = tree.changed.get(node.uid, False)
+        tree.changed.clear()
+        return noted
 
     node = tree.insert(root, key_of((1, 2, 3)), [1, 2, 3]).node
-    assert changed(root), "a child"
-    seen.append(node.version)
+    assert changed(root) == {key_of((1,))}, "a child"
     tree.insert(node, key_of((4,)), [4])
-    assert changed(node), "it grew"
+    assert changed(node) == {key_of((4,))}, "it grew"
     insert(tree, (1, 9), 20)
-    assert changed(node), "it was cut"
-    assert not changed(node)
+    assert changed(node) is None, "it was cut"
     tree.unlock(node)
     tree.match(key_of((1, 2)))
     use(tree, (1, 2, 3, 4))
-    assert not changed(node), "uses are no change"
+    assert changed(node) is False, "uses are no change"
     tree.evict(tree.evictable_pages - 3)
-    assert changed(node), "it lost pages"
+    assert changed(node) is None, "it lost pages"
     tree.evict(tree.evictable_pages)
-    assert changed(node), "it is gone"
+    assert changed(node) is None, "it is gone"
     node = tree.insert(root, key_of((1,)), [1]).node
-    seen.append(node.version)
+    tree.changed.clear()
     tree.unlock(node)
     tree.clear()
-    assert changed(node), "all are gone"
+    assert changed(node) is None, "all are gone"
+    tree.watched = ()
+    tree.insert(root, key_of((1,)), [1])
+    assert not tree.changed

@@ -8,9 +8,12 @@ from support.hash_model import VOCAB
 from support.scheduling import Bench
 
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
+from tokenloom.scheduler_proc.core.lane import Waiter
+from tokenloom.scheduler_proc.core.line import Gate, Line
+from tokenloom.scheduler_proc.core.prefix_groups import PrefixLeaders
 from tokenloom.scheduler_proc.core.req import Req
-from tokenloom.scheduler_proc.core.schedule_policy import make_order
-from tokenloom.scheduler_proc.core.waiting_queue import Line, WaitingQueue
+from tokenloom.scheduler_proc.core.schedule_policy import order_factory
+from tokenloom.scheduler_proc.core.waiting_queue import WaitingQueue
 from tokenloom.wire.messages import AbortReq
 from tokenloom.wire.sampling import SamplingParams
 from tokenloom.wire.scheduling_config import SchedulingConfig
@@ -119,22 +122,27 @@ def test_a_cold_request_starts_in_spite_of_an_endless_stream_of_hot_ones(
     bench.assert_right()
 
 
-def line_of(count: int, max_overtakes: int) -> tuple[Line, list[Req]]:
-    line = Line(make_order("fcfs", 1), max_overtakes)
-    reqs = [
-        Req(n, n, SamplingParams(), array("i", [1]), 1, 9, frozenset(), lora_id=n)
+def line_of(count: int, max_overtakes: int) -> tuple[Line, list[Waiter]]:
+    line = Line(order_factory("fcfs", 1), max_overtakes)
+    waiters = [
+        Waiter(Req(n, n, SamplingParams(), array("i", [1]), 1, 9, frozenset(), lora_id=n))
         for n in range(1, count + 1)
     ]
-    for req in reqs:
-        line.add(req, None)
-    return line, reqs
+    for waiter in waiters:
+        line.add(waiter, None)
+    return line, waiters
 
 
 @pytest.mark.parametrize(("lacking", "tried"), [((), 1), ((1, 3), 2), ((1, 2), 3), ((1, 2, 3), 3)])
 def test_overdue_ones_without_a_slot_hold_nobody_up(lacking: tuple[int, ...], tried: int) -> None:
     """All three are overdue and none of them starts; the first that could is the last tried."""
-    line, reqs = line_of(3, max_overtakes=0)
-    assert list(line.in_order(0, lacking.__contains__)) == reqs[:tried]
+    line, _ = line_of(3, max_overtakes=0)
+    line.begin(1, 0)
+    gate = Gate(lambda req: req.lora_id in lacking)
+    found = []
+    while (waiter := line.next(gate)) is not None:
+        found.append(waiter.req.lora_id)
+    assert found == [lora_id for lora_id in range(1, tried + 1) if lora_id not in lacking]
 
 
 def test_one_that_starts_again_has_overtaken_once() -> None:
@@ -143,11 +151,11 @@ def test_one_that_starts_again_has_overtaken_once() -> None:
     for _ in range(3):
         for req in others[:2]:
             line.start(req)
-            assert not line.is_overdue(oldest)
+            assert not line.is_overdue(oldest.req)
             line.add(req, None)
     line.start(others[2])
-    assert line.is_overdue(oldest)
-    assert not line.is_overdue(others[0])
+    assert line.is_overdue(oldest.req)
+    assert not line.is_overdue(others[0].req)
 
 
 def test_of_equal_prompts_one_leads_and_the_others_hit() -> None:
@@ -216,17 +224,43 @@ def test_an_overdue_request_waits_for_no_leader() -> None:
     assert late + 1 in bench.starts, "both are overdue, so they start together"
 
 
-@pytest.mark.parametrize(("followers", "reached"), [(255, True), (256, False), (300, False)])
-def test_a_pass_over_followers_is_bounded(followers: int, reached: bool) -> None:
-    bench = Bench(pool_tokens=2048, chunk=64, page_size=4, prefix_group_tokens=16)
+@pytest.mark.parametrize("followers", [255, 256, 1000])
+@pytest.mark.parametrize("fairness", ["none", "vtc"])
+def test_any_number_of_followers_holds_up_nobody_else(followers: int, fairness: str) -> None:
+    """Each has a tenant of its own, so that with fairness they are no single line either."""
+    bench = Bench(
+        pool_tokens=8192, chunk=64, page_size=4, prefix_group_tokens=16, fairness=fairness
+    )
     leader = bench.submit(prompt(40), 2)
     for n in range(followers):
-        bench.submit(prompt(40) + cold(n, 2), 1)
-    other = bench.submit(cold(77, 8), 1)
+        bench.submit(prompt(40) + cold(n, 2), 1, tenant=str(n))
+    other = bench.submit(cold(77, 8), 1, tenant="other")
     bench.step()
-    assert bench.starts == ([leader, other] if reached else [leader])
-    bench.run()
-    assert other in bench.starts
+    assert bench.starts == [leader, other]
+
+
+def test_a_pass_over_those_who_share_only_a_part_with_a_leader_is_bounded() -> None:
+    """It holds up the rest of their group, and nobody beside it."""
+    bench = Bench(pool_tokens=8192, chunk=32, page_size=4, prefix_group_tokens=16)
+    leader = bench.submit(prompt(40) + cold(1, 80), 2)
+    bench.step()
+    for n in range(300):
+        bench.submit(prompt(40) + cold(1, 80) + cold(n, 2), 1)
+    same_group = bench.submit(prompt(40) + cold(2, 4), 1)
+    other = bench.submit(cold(77, 8), 1)
+    looks: list[int] = []
+    held_from = PrefixLeaders.held_from
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            PrefixLeaders,
+            "held_from",
+            lambda self, req: looks.append(req.rid) or held_from(self, req),
+        )
+        bench.step()
+    assert len(looks) <= 258
+    assert bench.starts == [leader, other]
+    while same_group not in bench.starts:
+        assert bench.step()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -261,11 +295,11 @@ def test_a_group_that_waits_ends_with_its_leader_when_nothing_is_cached() -> Non
 def test_nobody_goes_past_one_whose_answer_has_begun(retractions: int) -> None:
     settings = SchedulingConfig(page_size=4, prefix_group_tokens=0)
     queue = WaitingQueue(settings, KVCache(settings, 10))
-    _, (retracted, other) = line_of(2, max_overtakes=9)
+    retracted, other = [waiter.req for waiter in line_of(2, max_overtakes=9)[1]]
     retracted.retractions = retractions
     for req in (retracted, other):
         queue.add(req)
-    tried = list(queue.candidates(0, [], lambda lora_id: False, ()))  # neither fits
+    tried = list(queue.candidates(0, [], lambda req: False))  # neither fits
     assert tried == ([retracted] if retractions else [retracted, other])
 
 

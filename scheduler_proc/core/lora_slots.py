@@ -4,15 +4,18 @@ A step reads at most `num_slots` adapters beside the base model; a slot is writt
 running request uses it. For an adapter that has lacked one for too long a slot is kept: once the
 adapter there has had its time, nobody joins its users, and when they have ended it changes hands.
 Slots are kept for adapters in the order in which they began to wait, so each of the others has one
-turn at most before it. Owned by core/scheduler.py; the runner follows through `take_orders` and
-`take_writes`. PURE.
+turn at most before it. Where priorities count, a slot is kept at once for the higher one, which
+also may take slots that are kept for lower ones. Owned by core/scheduler.py; the runner follows
+through `take_orders` and `take_writes`. PURE.
 
     ABSENT -> LOADING -> HOST -> RESIDENT -> HOST     a slot comes and goes
     HOST, RESIDENT -> DRAINING -> ABSENT              unloaded: accepted requests finish first
     LOADING -> ABSENT                                 the load failed
 """
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from dataclasses import dataclass, field
 
 from ...wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, LoRAUnloaded, UnloadLoRAReq
 from ..worker_batch import LoRAOrders
@@ -37,13 +40,17 @@ class Adapter:
     running: int = 0  # of them, those that hold pages
     last_use: int = 0  # logical tick, of the last request that ceased to run
     slot_since: int = 0  # by LoRASlots.shortages
+    wanted_by: int = 0  # priority of its first request that lacked a slot in the last such step
+    users: Counter[int] = field(default_factory=Counter)  # running requests by priority
 
 
 class LoRASlots:
     """Slots are numbered from 1. At most one adapter has a slot, and each at most one slot."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, margin: int | None = None) -> None:
+        """`margin`: by how much a priority must be higher to go first; None: none does."""
         self.num_slots = num_slots
+        self._margin = margin
         self.patience = PATIENCE
         self.shortages = 0  # steps in which an adapter lacked a slot
         self._short = False  # is the step that is being planned one of them?
@@ -124,34 +131,39 @@ class LoRASlots:
             raise AdapterError(f"the adapter of this request (lora_id {lora_id}) is not loaded")
         adapter.requests += 1
 
-    def may_run(self, lora_id: int) -> bool:
+    def may_run(self, lora_id: int, priority: int = 0) -> bool:
         """Whether a request of the adapter could join the running ones now."""
         if lora_id == BASE:
             return True
         adapter = self._adapters[lora_id]
         if adapter.slot is not None:
-            return adapter.slot not in self._kept or self._has_time(adapter)
-        return self._slot_for(adapter) is not None
+            owner = self._kept.get(adapter.slot)
+            if owner is None or self._outranks(priority, owner.wanted_by):
+                return True
+            return self._has_time(adapter) and not self._outranks(owner.wanted_by, priority)
+        return self._slot_for(adapter, priority) is not None
 
-    def admit(self, lora_id: int) -> None:
+    def admit(self, lora_id: int, priority: int = 0) -> None:
         """The request runs: its adapter gets a slot if it has none. Only after `may_run`."""
         if lora_id == BASE:
             return
         adapter = self._adapters[lora_id]
         if adapter.slot is None:
-            slot = self._slot_for(adapter)
+            slot = self._slot_for(adapter, priority)
             assert slot is not None, "admitted without a slot"
             self._take_slot(adapter, slot)
         self._forget_wish(adapter)
         adapter.running += 1
+        adapter.users[priority] += 1
 
-    def retire(self, lora_id: int) -> None:
+    def retire(self, lora_id: int, priority: int = 0) -> None:
         """The request runs no longer: it has been retracted, or has ended."""
         if lora_id == BASE:
             return
         adapter = self._adapters[lora_id]
         assert adapter.running > 0
         adapter.running -= 1
+        adapter.users -= Counter((priority,))
         self._tick += 1
         adapter.last_use = self._tick
 
@@ -166,11 +178,12 @@ class LoRASlots:
             self._forget_wish(adapter)
         self._drop_if_unused(adapter)
 
-    def lacks_slot(self, lora_id: int) -> bool:
+    def lacks_slot(self, lora_id: int, priority: int = 0) -> bool:
         """As `not may_run`; if so, the step that is being planned goes without the adapter."""
-        if self.may_run(lora_id):
+        if self.may_run(lora_id, priority):
             return False
         self._short = True
+        self._adapters[lora_id].wanted_by = priority
         self._wishes.setdefault(lora_id, self.shortages)
         return True
 
@@ -178,12 +191,25 @@ class LoRASlots:
         """Every request that could start has started; slots are kept for those who lack one."""
         self.shortages += self._short
         self._short = False
+        if self._margin is not None:
+            self._keep_for_the_urgent()
         for lora_id, since in self._wishes.items():
             if self.shortages - since < self.patience:
                 break
             adapter = self._adapters[lora_id]
             if adapter.slot is None and adapter not in self._kept.values():
                 self._keep_a_slot(adapter)
+
+    def num_users(self, lora_id: int) -> int:
+        return self._adapters[lora_id].running
+
+    def may_be_taken(self, lora_id: int, taker: int, priority: int) -> bool:
+        """The slot of the adapter would be the taker's to use if its users were gone."""
+        slot = self._adapters[lora_id].slot
+        assert slot is not None, "runs without a slot"
+        return self._adapters[taker].slot is None and self._is_open(
+            slot, self._adapters[taker], priority
+        )
 
     # -- what the runner must know
 
@@ -216,14 +242,22 @@ class LoRASlots:
 
     # -- slots
 
-    def _slot_for(self, adapter: Adapter) -> int | None:
+    def _outranks(self, priority: int, other: float) -> bool:
+        return self._margin is not None and priority - other >= self._margin
+
+    def _is_open(self, slot: int, adapter: Adapter, priority: int) -> bool:
+        """The slot is kept for the adapter, for nobody, or for one that must give way."""
+        owner = self._kept.get(slot, adapter)
+        return owner is adapter or self._outranks(priority, owner.wanted_by)
+
+    def _slot_for(self, adapter: Adapter, priority: int) -> int | None:
         """One kept for it, a free one, or that of the longest unused adapter; none that is used."""
         owners = self._kept.items()
         slots = [slot for slot, owner in owners if owner is adapter and self._is_unused(slot)]
         slots = slots or [
             slot
             for slot in range(1, self.num_slots + 1)
-            if slot not in self._kept and self._is_unused(slot)
+            if self._is_open(slot, adapter, priority) and self._is_unused(slot)
         ]
         return min(slots, key=self._last_use, default=None)
 
@@ -255,6 +289,22 @@ class LoRASlots:
         slots = [slot for slot in self._in_slot if slot not in self._kept]
         if slots:
             self._kept[min(slots, key=wait)] = adapter
+
+    def _keep_for_the_urgent(self) -> None:
+        """A slot whose users are all outranked is kept at once, so that no more of them come."""
+        wanting = [self._adapters[lora_id] for lora_id in self._wishes]
+        for adapter in sorted(wanting, key=lambda one: -one.wanted_by):  # of equals the first
+            if adapter.slot is not None or adapter in self._kept.values():
+                continue
+            slots = [
+                slot
+                for slot, user in self._in_slot.items()
+                if self._is_open(slot, adapter, adapter.wanted_by)
+                and self._outranks(adapter.wanted_by, max(user.users, default=-math.inf))
+            ]
+            if slots:
+                fewest = min(slots, key=lambda slot: (self._in_slot[slot].running, slot))
+                self._kept[fewest] = adapter
 
     def _forget_wish(self, adapter: Adapter) -> None:
         self._wishes.pop(adapter.ref.lora_id, None)

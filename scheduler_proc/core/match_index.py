@@ -13,7 +13,7 @@ from .kv_cache import KVCache
 from .radix_cache import Match, TreeNode
 from .req import Req
 
-REFRESH_TOKENS = 1 << 16  # that are looked up again in a step; what is left over comes next
+REFRESH_TOKENS = 1 << 15  # that are looked up again in a step; what is left over comes next
 _LOOK = 128  # what a look costs beside its length, in tokens
 
 

@@ -5,7 +5,7 @@ for it, and when not, says whom it would have to replace.
 """
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from .admission import Admission
 from .kv_cache import KVCache
@@ -71,16 +71,17 @@ class PrefillAdder:
             return False
         return True
 
-    def victims_for(self, req: Req, threshold: int) -> list[Req]:
+    def victims_for(self, req: Req, threshold: int, first: Sequence[Req] = ()) -> list[Req]:
         """The fewest running requests that must go for `req` to fit; none if all are not enough.
 
-        Whoever gets tokens in this step stays.
+        Whoever gets tokens in this step stays. All of `first`, who could go, are among them.
         """
         if self.failed or self._first_piece(req) <= 0:
             return []
-        busy = {other for other, _ in self.added}
+        settled = {*first, *(other for other, _ in self.added)}
         lesser = preemptable_by(req, self._running, threshold)
-        lesser = [other for other in lesser if other not in busy]
+        lesser = [*first, *(other for other in lesser if other not in settled)]
+        least = max(1, len(first))
 
         def fits_without(count: int) -> bool:
             gone = set(lesser[:count])
@@ -91,7 +92,7 @@ class PrefillAdder:
         if not lesser or not fits_without(len(lesser)):
             return []
         self._reserve = None  # whoever was reserved for is about to go
-        return lesser[: 1 + bisect_left(range(1, len(lesser)), True, key=fits_without)]
+        return lesser[: least + bisect_left(range(least, len(lesser)), True, key=fits_without)]
 
     def _take(self, req: Req) -> bool:
         kv = req.kv

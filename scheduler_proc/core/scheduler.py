@@ -39,6 +39,7 @@ from .faults import Faults
 from .intake import Limits, make_req
 from .kv_cache import KVCache
 from .lora_slots import AdapterError, LoRASlots
+from .preemption import Preemption, slot_margin
 from .prefill_adder import PrefillAdder
 from .queue_limits import QueueLimits
 from .req import Req, ReqState
@@ -83,7 +84,7 @@ class Scheduler:
         self._step = 0
         self._computed_tokens = 0  # the waiting queue's clock
         self._flushes = CacheFlushes()
-        self._loras = LoRASlots(limits.max_loras)
+        self._loras = LoRASlots(limits.max_loras, slot_margin(settings))
         self._draining = False
         self._drain_ends: float | None = None
         self.drained = False
@@ -242,7 +243,7 @@ class Scheduler:
 
     def _stop_running(self, req: Req) -> None:
         del self._running[req.rid]
-        self._loras.retire(req.lora_id)
+        self._loras.retire(req.lora_id, req.priority)
         self._chunked = None if self._chunked is req else self._chunked
 
     def _allocation_failed(self, req: Req) -> None:
@@ -270,38 +271,40 @@ class Scheduler:
         return adder.added
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
-        threshold = self._settings.preemption_threshold
+        preemption = Preemption(
+            self._settings.preemption_threshold, self._loras, self._running.values(), adder
+        )
         extending = [req for batch in self._launched for req, _ in batch.extends]
         if self._chunked is not None:
             extending.append(self._chunked)
         candidates = self._waiting.candidates(
-            self._computed_tokens, extending, lambda req: self._loras.lacks_slot(req.lora_id)
+            self._computed_tokens, extending, preemption.lacks_slot
         )
-        while not adder.was_cut and (self._kv.rows.available or threshold is not None):
+        while not adder.was_cut and (self._kv.rows.available or preemption.allowed):
             req = None if self._settle_first else next(candidates, None)
             if req is None or not adder.has_budget_for(req):
                 break
-            if adder.add_new(req) or self._preempt_for(req, adder, threshold):
+            if preemption.starts(req) or self._preempt_for(req, preemption):
                 self._admit(req)
             else:
-                threshold = None  # only the head preempts; behind it, what fits may start
+                preemption.end()  # only the head preempts; behind it, what fits may start
         self._loras.end_planning()
 
-    def _preempt_for(self, req: Req, adder: PrefillAdder, threshold: int | None) -> bool:
+    def _preempt_for(self, req: Req, preemption: Preemption) -> bool:
         """Retract lesser running requests, if that lets `req` start: it does so at once."""
-        victims = adder.victims_for(req, threshold) if threshold is not None else []
+        victims = preemption.victims_for(req)
         if not victims or self._must_settle():
             return False
         for victim in victims:
             self._retract(victim)
-        return adder.add_new(req)
+        return preemption.starts(req)
 
     def _admit(self, req: Req) -> None:
         kv = req.kv
         assert kv is not None
         self._waiting.start(req)
         self._running[req.rid] = req
-        self._loras.admit(req.lora_id)
+        self._loras.admit(req.lora_id, req.priority)
         req.move(ReqState.EXTENDING, "admitted")
         self._opened.append(row_open(req))
         if not req.admitted:

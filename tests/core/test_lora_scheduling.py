@@ -4,7 +4,7 @@ import pytest
 from support.scheduling import Bench, prompt
 
 from tokenloom.scheduler_proc.core.faults import Faults
-from tokenloom.scheduler_proc.core.lora_slots import PATIENCE
+from tokenloom.scheduler_proc.core.lora_slots import PATIENCE, LoRASlots
 from tokenloom.wire.messages import (
     AbortReq,
     DrainReq,
@@ -14,6 +14,9 @@ from tokenloom.wire.messages import (
     LoRAUnloaded,
     UnloadLoRAReq,
 )
+
+# Within a tenant a high priority comes first; it does not count where a slot is kept for another.
+EQUAL_BEFORE_SLOTS: dict[str, object] = {"schedule_policy": "priority", "fairness": "vtc"}
 
 
 def bench_with(count: int, **settings: object) -> Bench:
@@ -121,7 +124,7 @@ def test_a_starving_adapter_gets_its_turn() -> None:
 def test_a_slot_stays_kept_when_its_next_owner_is_failed_by_the_pool() -> None:
     """Nobody else has another turn before it: its request tries again, or has failed too often."""
     faults = Faults()
-    bench = bench_with(2, max_loras=1, schedule_policy="priority", faults=faults)
+    bench = bench_with(2, max_loras=1, **EQUAL_BEFORE_SLOTS, faults=faults)
     holds, waits = until_a_slot_is_kept(bench)
     rival = bench.submit(prompt(4, 3), 8, priority=1, lora_id=1)
     while holds not in bench.finishes:
@@ -137,8 +140,7 @@ def test_a_slot_stays_kept_when_its_next_owner_is_failed_by_the_pool() -> None:
 
 
 def test_the_next_owner_of_a_kept_slot_is_found_behind_any_number_of_others() -> None:
-    """A step looks at so many only; where nobody runs it looks at all, or nothing would move."""
-    bench = bench_with(2, max_loras=1, schedule_policy="priority")
+    bench = bench_with(2, max_loras=1, **EQUAL_BEFORE_SLOTS)
     holds, waits = until_a_slot_is_kept(bench)
     rivals = [bench.submit(prompt(4, 3), 1, priority=1, lora_id=1) for _ in range(300)]
     bench.run()
@@ -272,8 +274,7 @@ def test_starving_adapters_take_turns_by_the_length_of_their_wait() -> None:
 
 
 def test_a_crowd_before_the_one_whose_slot_is_kept_blocks_nobody() -> None:
-    """A pass looks at so many and no more: it may never come to the one that could start."""
-    bench = bench_with(2, max_loras=1, schedule_policy="priority")
+    bench = bench_with(2, max_loras=1, **EQUAL_BEFORE_SLOTS)
     bench.submit(prompt(8, 1), PATIENCE + 10, lora_id=1, ignore_eos=True)
     bench.step()
     bench.submit(prompt(8, 2), 2, lora_id=2, ignore_eos=True)
@@ -285,3 +286,145 @@ def test_a_crowd_before_the_one_whose_slot_is_kept_blocks_nobody() -> None:
         bench.step()
     assert bench.scheduler.idle
     bench.assert_right()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "hrrn", "dfs-weight", "priority"])
+@pytest.mark.parametrize("fairness", ["none", "vtc"])
+def test_a_crowd_without_a_slot_holds_up_nobody(policy: str, fairness: str) -> None:
+    """One slot is in use; hundreds wait for another adapter, each with a tenant of its own."""
+    bench = bench_with(
+        2, max_loras=1, pool_tokens=4096, schedule_policy=policy, fairness=fairness, chunk=64
+    )
+    holds = bench.submit(prompt(20), 100, lora_id=1, ignore_eos=True, tenant="holds")
+    bench.step()
+    for n in range(600):
+        bench.submit(prompt(10, n + 2), 4, lora_id=2, tenant=str(n % 300))
+    base = bench.submit(prompt(10, 999), 4, tenant="base")
+    same = bench.submit(prompt(10, 998), 4, lora_id=1, tenant="same")
+    asked: list[int] = []
+    lacks_slot = LoRASlots.lacks_slot
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            LoRASlots,
+            "lacks_slot",
+            lambda self, lora_id, *more: asked.append(lora_id) or lacks_slot(self, lora_id, *more),
+        )
+        bench.step()
+    assert set(bench.starts) == {holds, base, same}
+    assert asked == [2], "one question for all of them"
+
+
+def full_slots(threshold: int | None, loras: int = 1, **more: object) -> tuple[Bench, list[int]]:
+    """Four requests of priority 0 that have all slots and rows."""
+    bench = bench_with(
+        3,
+        max_loras=loras,
+        max_running=4,
+        schedule_policy="priority",
+        preemption_threshold=threshold,
+        **more,
+    )
+    rids = [
+        bench.submit(prompt(8, n), 100, lora_id=1 + n % loras, ignore_eos=True) for n in range(4)
+    ]
+    for _ in range(2):
+        bench.step()
+    assert bench.running() == set(rids)
+    return bench, rids
+
+
+def test_an_urgent_request_preempts_all_users_of_one_slot() -> None:
+    bench, rids = full_slots(1, loras=2)
+    urgent = bench.submit(prompt(8, 9), 4, lora_id=3, priority=1, ignore_eos=True)
+    bench.step()
+    assert bench.running() == {urgent, rids[1], rids[3]}
+    bench.run()
+    assert bench.scheduler.totals.retractions == 2
+    bench.assert_right()
+    bench.assert_clean()
+
+
+def test_the_slot_with_the_fewest_users_is_taken() -> None:
+    bench = bench_with(3, max_loras=2, schedule_policy="priority", preemption_threshold=1)
+    many = [bench.submit(prompt(8, n), 60, lora_id=1, ignore_eos=True) for n in range(3)]
+    one = bench.submit(prompt(8, 5), 60, lora_id=2, ignore_eos=True)
+    bench.step()
+    bench.step()
+    urgent = bench.submit(prompt(8, 9), 4, lora_id=3, priority=1, ignore_eos=True)
+    bench.step()
+    assert bench.running() == {*many, urgent}
+    assert one not in bench.running()
+    bench.run()
+    bench.assert_right()
+
+
+@pytest.mark.parametrize("blocks", ["priority", "protected"])
+def test_nobody_gives_a_slot_up_where_one_of_its_users_stays(blocks: str) -> None:
+    bench, rids = full_slots(2)
+    stays = bench.scheduler._running[rids[2]]
+    if blocks == "priority":
+        stays.priority = 1
+    else:
+        stays.retractions = 2
+    bench.submit(prompt(8, 9), 4, lora_id=2, priority=2, ignore_eos=True)
+    bench.step()
+    assert bench.running() == set(rids)
+    assert bench.scheduler.totals.retractions == 0
+
+
+def test_a_slot_and_room_are_taken_together_or_not_at_all() -> None:
+    """The users of the slot do not hold enough pages, so others go as well."""
+    options = {"pool_tokens": 256, "page_size": 4, "chunk": 0}
+    bench = bench_with(
+        2, max_loras=1, schedule_policy="priority", preemption_threshold=1, **options
+    )
+    base = bench.submit(prompt(120, 1), 60, ignore_eos=True)
+    user = bench.submit(prompt(8, 2), 40, lora_id=1, ignore_eos=True)
+    bench.step()
+    assert bench.running() == {base, user}
+    urgent = bench.submit(prompt(150, 3), 4, lora_id=2, priority=1, ignore_eos=True)
+    bench.step()
+    assert bench.running() == {urgent}
+    bench.run()
+    assert bench.scheduler.totals.retractions == 2
+    bench.assert_right()
+
+
+def test_no_two_adapters_take_turns_at_a_slot() -> None:
+    bench, rids = full_slots(1)
+    urgent = bench.submit(prompt(8, 9), 30, lora_id=2, priority=1, ignore_eos=True)
+    while urgent not in bench.finishes:
+        assert bench.step()
+        assert not set(rids) & bench.running()
+    bench.run()
+    assert bench.scheduler.totals.retractions == len(rids)
+    bench.assert_right()
+
+
+@pytest.mark.parametrize("threshold", [None, 5])
+def test_a_stream_of_low_priority_does_not_hold_a_slot_against_a_higher_one(
+    threshold: int | None,
+) -> None:
+    """Nobody is preempted, but nobody lower joins the users of the slot either."""
+    bench = bench_with(
+        2, max_loras=1, schedule_policy="priority", preemption_threshold=threshold, max_running=4
+    )
+    holds = bench.submit(prompt(8), 30, lora_id=1, ignore_eos=True)
+    bench.step()
+    urgent = bench.submit(prompt(8, 2), 4, lora_id=2, priority=1, ignore_eos=True)
+    bench.step()
+    for n in range(40):
+        bench.submit(prompt(8, n + 3), 30, lora_id=1, ignore_eos=True)
+        bench.step()
+    assert bench.starts[:2] == [holds, urgent]
+    assert bench.scheduler.totals.retractions == 0
+    bench.run()
+    bench.assert_right()
+
+
+def test_a_slot_that_is_kept_for_a_lower_one_is_the_higher_one_s_to_take() -> None:
+    bench = bench_with(3, max_loras=1, schedule_policy="priority")
+    holds, waits = until_a_slot_is_kept(bench)
+    urgent = bench.submit(prompt(4, 3), 8, priority=1, lora_id=3, ignore_eos=True)
+    bench.run()
+    assert bench.starts == [holds, urgent, waits]

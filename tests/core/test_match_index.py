@@ -153,7 +153,7 @@ def test_a_cleared_tree_is_noticed_by_all(depth: int) -> None:
     assert watched.known == {1: 0}
 
 
-@pytest.mark.parametrize(("length", "most"), [(3, 512), (1000, 59)])
+@pytest.mark.parametrize(("length", "most"), [(3, 256), (1000, 30)])
 def test_a_step_looks_up_a_bounded_number_and_the_rest_comes_next(length: int, most: int) -> None:
     """Few of long prompts, for their ids are read."""
     watched, count = Watched(1), 4 * most

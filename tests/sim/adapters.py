@@ -177,6 +177,7 @@ class Adapters:
         """A turn is as long as patience, and then one request, and what is in flight.
 
         Where a slot is free and kept, its owner lacks something else: that is no wait for a turn.
+        Nor is a step in which requests that outrank it use adapters or wait for one.
         """
         loras = self._core._loras
         before, self._lacks = self._lacks, {}
@@ -189,8 +190,18 @@ class Adapters:
         self._shortages = loras.shortages
         turn = loras.patience + self._core._limits.context_length + MAX_LAUNCHED
         for lora_id, lack in self._lacks.items():
-            lack.steps += short
+            lack.steps = 0 if self._is_outranked(lora_id) else lack.steps + short
             assert lack.steps <= loras.patience + lack.turns * turn, f"I8: {lora_id} starves"
+
+    def _is_outranked(self, lora_id: int) -> bool:
+        loras = self._core._loras
+        adapters = {adapter.ref.lora_id: adapter for adapter in loras.adapters()}
+        mine = adapters.pop(lora_id).wanted_by
+        return any(
+            loras._outranks(max(other.users, default=mine), mine)
+            or (key in loras._wishes and loras._outranks(other.wanted_by, mine))
+            for key, other in adapters.items()
+        )
 
     def check(self) -> None:
         """I11, from scratch."""

@@ -56,7 +56,7 @@ class Clients:
         """Requests for more adapters than there are slots never cease; one may be far ahead."""
         self._adapters, self._names = adapters, "abcdefghijkl"[:adapters]
         self._adapted, self._loads, self._unloads = 0.9, 0.002, 0.002
-        self._crowd, self._burst = max(24, self._crowd), 0.1
+        self._crowd, self._burst = max(self._world.setup["crowd"], self._crowd), 0.1
         self._popular = self._random.choice((0.0, 0.8, 0.95))
 
     def round(self) -> list[Event]:
@@ -154,7 +154,8 @@ class Clients:
         if random.random() < 0.7:
             wishes["ignore_eos"] = True
         wishes["priority"] = random.choice((0, 0, 0, 1, 2, -1))
-        wishes["tenant"] = random.choice(("a", "a", "a", "b", "c"))
+        tenant = random.choice(("a", "a", "a", "b", "c"))
+        wishes["tenant"] = f"{tenant}{rid}" if self._world.setup.get("crowd", 0) > 256 else tenant
         wishes["namespace"] = str(random.randrange(self._world.setup["namespaces"]))
         if random.random() < self._adapted:
             wishes["lora_id"] = self._some_adapter(0.98)

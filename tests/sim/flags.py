@@ -75,6 +75,7 @@ def _crowd_adapters(random: Random, setup: Setup) -> None:
     setup["adapters"] = random.choice((3, 6, 12))
     setup["lora_slots"] = random.choice((1, 1, 2))
     setup["patience"] = random.choice((1, 1, 4, 16, PATIENCE))
+    setup["crowd"] = random.choice((24, 24, 24, 24, 320))
 
 
 def _faults(random: Random) -> dict[str, int] | None:

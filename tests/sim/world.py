@@ -14,6 +14,7 @@ from typing import Any
 from sim.adapters import Adapters
 from sim.laws import check_all
 from sim.situations import PROTECTED_AFTER, Situations, watch
+from sim.waits import Waits
 
 from tokenloom.bench.simulation.driver import Driver, request
 from tokenloom.bench.simulation.hash_model import EOS, VOCAB, HashRunner, Reader, Script
@@ -130,6 +131,7 @@ class World:
         self.violations = 0  # that the scheduler must have counted
         self._last_stats = self.scheduler.stats()
         watch(self.scheduler, situations.count)
+        Waits(self.scheduler, situations.count, faults=bool(self.faults))
 
     # -- events
 

@@ -24,12 +24,12 @@ def slot_margin(settings: SchedulingConfig) -> int | None:
 class Preemption:
     def __init__(
         self,
-        threshold: int | None,
+        settings: SchedulingConfig,
         loras: LoRASlots,
         running: Collection[Req],
         adder: PrefillAdder,
     ) -> None:
-        self._threshold = threshold
+        self._threshold = settings.preemption_threshold
         self._loras = loras
         self._running = running  # a live view
         self._adder = adder

@@ -271,12 +271,9 @@ class Scheduler:
         return adder.added
 
     def _start_waiting(self, adder: PrefillAdder) -> None:
-        preemption = Preemption(
-            self._settings.preemption_threshold, self._loras, self._running.values(), adder
-        )
+        preemption = Preemption(self._settings, self._loras, self._running.values(), adder)
         extending = [req for batch in self._launched for req, _ in batch.extends]
-        if self._chunked is not None:
-            extending.append(self._chunked)
+        extending += [self._chunked] if self._chunked is not None else []
         candidates = self._waiting.candidates(
             self._computed_tokens, extending, preemption.lacks_slot
         )

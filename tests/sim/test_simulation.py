@@ -14,6 +14,7 @@ from sim.situations import EXPECTED, Situations
 
 from tokenloom.scheduler_proc.core import intake
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
+from tokenloom.scheduler_proc.core.line import Gate
 from tokenloom.scheduler_proc.core.lora_slots import Adapter, LoRASlots
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req, ReqState
@@ -181,6 +182,14 @@ def adapters_share_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_namespace", lambda message: message.namespace)
 
 
+def a_lack_of_slots_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shuts(gate: Gate, req: Req) -> bool:
+        return inner(gate, req) or bool(gate.shut_adapters)
+
+    inner = Gate.shuts
+    monkeypatch.setattr(Gate, "shuts", shuts)
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     evict_ignores_locks,
     unlock_forgets_the_path,
@@ -197,6 +206,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     no_slot_is_kept,
     unload_forgets_who_waits,
     adapters_share_prefixes,
+    a_lack_of_slots_ends_the_step,
 ]
 
 

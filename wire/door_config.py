@@ -33,9 +33,9 @@ class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
             "are closed, and when none does a new one is answered with 503",
         ),
     ] = 2048
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="larger HTTP bodies get 413")] = (
-        4 << 20
-    )
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="larger HTTP bodies get 413; a short context lowers this")
+    ] = 4 << 20
     allowed_hosts: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._:-]+)$")], ...],
         Meta(

@@ -1,7 +1,8 @@
 """The C ABI of the native CPU library, bound with ctypes.
 
-Loaded after torch, so that both share one OpenMP runtime. Where the library was not built (no
-compiler at installation), `load` says why and the torch path is used. Only kernels/ calls this.
+Loaded after torch, so that both share one OpenMP runtime. Where the library was not built
+(TOKENLOOM_NATIVE=0 at installation), `load` says so and the torch path is used. kernels/ calls
+this, and the runner when it starts.
 """
 
 import ctypes

@@ -128,22 +128,6 @@ class SchedulingFlags(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="address where published changes can be asked for again"),
     ] = None
-    admission: Annotated[
-        Literal["ratio", "quantile"],
-        Meta(
-            description="how much of answers to come is reserved: a share of max_tokens that "
-            "decays, or what finished answers predict"
-        ),
-    ] = "ratio"
-    retraction_risk: Annotated[
-        float,
-        Meta(
-            gt=0.0,
-            lt=1.0,
-            description="with --admission quantile: chance of a retraction that an admission "
-            "may leave",
-        ),
-    ] = 0.05
     preemption_threshold: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -350,7 +350,6 @@ class Scheduler:
     def _finish(self, req: Req, finish: Finish, token_ids: tuple[int, ...] = ()) -> None:
         """The one way out: tells once, and frees all as soon as no launched step holds it."""
         self._queue_limits.end(req)
-        self._admission.after_end(req, finish)
         self._waiting.end(req)
         self._rows_out.add(req, token_ids, finish)
         if req.in_flight:

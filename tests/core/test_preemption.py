@@ -194,7 +194,6 @@ def test_random_priorities(data: st.DataObject) -> None:
         page_size=data.draw(st.sampled_from([1, 4, 16])),
         max_running=data.draw(st.integers(1, 5)),
         chunk=data.draw(st.sampled_from([0, 16])),
-        admission=data.draw(st.sampled_from(["ratio", "quantile"])),
         preemption_threshold=data.draw(st.integers(1, 3)),
     )
     for n in range(data.draw(st.integers(1, 10))):

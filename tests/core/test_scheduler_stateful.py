@@ -58,21 +58,15 @@ class SchedulerUnderClients(RuleBasedStateMachine):
             },
         ),
         faults=FAULTS,
-        learned=st.one_of(st.none(), st.lists(st.integers(1, 80), min_size=40, max_size=40)),
         eviction=st.sampled_from(get_args(EvictionPolicy)),
         events=st.booleans(),
         overlap=st.booleans(),
     )
-    def start(
-        self, limits: dict[str, object], learned: list[int] | None, **options: object
-    ) -> None:
+    def start(self, limits: dict[str, object], **options: object) -> None:
         options["pool_tokens"] = options.pop("pool")
         if options["schedule_policy"] in ("lpm", "dfs-weight"):
             options["reuse"] = True
-        options["admission"] = "quantile" if learned else "ratio"
         self.bench = Bench(**options, **limits)  # type: ignore[arg-type]
-        if learned:
-            self.bench.learn(learned)
         self.events = options["events"] and options["reuse"]
         self.draining = False
         self.flushes = 0

@@ -17,8 +17,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "max_skips": (16, 0, 1, 3),
     "lookahead": (16, 0, 1, 3),
     "fairness": ("none", "vtc"),
-    "admission": ("ratio", "quantile"),
-    "retraction_risk": (0.05, 0.5, 0.9),
     "preemption_threshold": (None, 1, 2),
     "max_waiting_requests": (None, 1, 3, 8, 12),
     "max_waiting_tokens": (None, 20, 100),

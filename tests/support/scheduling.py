@@ -142,13 +142,6 @@ class Bench:
     def wait(self, seconds: float) -> None:
         self.expire(self.now + seconds)
 
-    def learn(self, lengths: Sequence[int], *, cut: bool = False) -> None:
-        """Answers of such lengths have ended."""
-        model = self.scheduler._admission._lengths
-        assert model is not None, "needs admission='quantile'"
-        for length in lengths:
-            model.observe(length, cut=cut)
-
     def running(self) -> set[int]:
         return set(self.scheduler._running)
 

@@ -11,7 +11,7 @@ stack (decoder.py), and alone in `quantised_linear` for tests and benchmarks.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from .cpu.arena import Arena
 
 Kind = Literal["int8", "int4"]
 RowFormat = Literal["float32", "Q4_0", "Q4_1", "Q8_0"]
+BLOCK_ROWS = native.BLOCK  # outputs of a weight that are packed together
 _KINDS = {"int8": native.INT8, "int4": native.INT4}
 _GGUF = {
     "Q4_0": (native.INT4, native.GGUF_Q4_0, 18),
@@ -41,6 +42,20 @@ class Rows:
     @property
     def n(self) -> int:
         return self.values.shape[0]
+
+    @property
+    def pieces(self) -> Iterable[torch.Tensor]:
+        return (self.values,)
+
+
+@dataclass(slots=True, frozen=True)
+class StreamedRows:
+    """The same, read in pieces when they are packed: each but the last of whole blocks of rows."""
+
+    pieces: Iterable[torch.Tensor]
+    n: int
+    k: int
+    format: RowFormat = "float32"
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +79,7 @@ class PackedWeight:
 
 
 def pack(
-    parts: Sequence[Rows],
+    parts: Sequence[Rows | StreamedRows],
     kind: Kind,
     *,
     alternate: bool = False,
@@ -72,12 +87,11 @@ def pack(
     threads: int = 1,
     arena: Arena | None = None,
 ) -> PackedWeight:
-    """One weight from parts that lie below each other, or block by block in turn (`alternate`).
+    """Pack one weight from parts below each other, or block by block in turn (`alternate`).
 
-    Weights of one model share an `arena`.
-
-    `kind` is for float rows; GGUF rows keep their own form, and all parts must end up in one.
-    Parts but the last must fill whole blocks of 16 rows unless they alternate. Raises ValueError.
+    Weights of one model share an `arena`. `kind` is for float rows; GGUF rows keep their own form,
+    and all parts must end up in one. Parts but the last must fill whole blocks of 16 rows unless
+    they alternate. Raises ValueError.
     """
     forms = {_form(part, kind) for part in parts}
     if len(forms) != 1 or len({part.k for part in parts}) != 1:
@@ -93,25 +107,28 @@ def pack(
     scales = arena.take(sum(counts) * library.tl_block_scales(form, k_pad), torch.int16)
     start = 0
     for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        values = part.values.contiguous()
-        job = native.PackJob(
-            rows=values.data_ptr(),
-            row_bytes=values.shape[1] * values.element_size(),
-            data=data.data_ptr(),
-            scales=scales.data_ptr(),
-            n=part.n,
-            k=k,
-            k_pad=k_pad,
-            format=_row_format(part, kind),
-            first_block=index if alternate else start,
-            block_step=len(parts) if alternate else 1,
-            threads=threads,
-        )
-        if not library.tl_pack(ctypes.byref(job)):
-            raise ValueError(f"{part.format} rows of {k} inputs cannot be packed")
+        first, step = (index, len(parts)) if alternate else (start, 1)
+        for piece in part.pieces:
+            values = piece.contiguous()
+            job = native.PackJob(
+                rows=values.data_ptr(),
+                row_bytes=values.shape[1] * values.element_size(),
+                data=data.data_ptr(),
+                scales=scales.data_ptr(),
+                n=values.shape[0],
+                k=k,
+                k_pad=k_pad,
+                format=_row_format(values, part, kind),
+                first_block=first,
+                block_step=step,
+                threads=threads,
+            )
+            if not library.tl_pack(ctypes.byref(job)):
+                raise ValueError(f"{part.format} rows of {k} inputs cannot be packed")
+            first += -(-values.shape[0] // native.BLOCK) * step
         start += count
     n = sum(counts) * native.BLOCK if alternate else sum(part.n for part in parts)
-    return PackedWeight(data, scales, _pack_bias(biases, parts, alternate), n, k, form)
+    return PackedWeight(data, scales, _pack_bias(biases, alternate), n, k, form)
 
 
 def release_memory() -> None:
@@ -169,24 +186,22 @@ def quantised_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.T
     return (values.double() @ weight.double().T).float()
 
 
-def _form(part: Rows, kind: Kind) -> int:
+def _form(part: Rows | StreamedRows, kind: Kind) -> int:
     return _KINDS[kind] if part.format == "float32" else _GGUF[part.format][0]
 
 
-def _row_format(part: Rows, kind: Kind) -> int:
+def _row_format(values: torch.Tensor, part: Rows | StreamedRows, kind: Kind) -> int:
     if part.format == "float32":
-        if part.values.dtype != torch.float32 or part.values.shape[1] != part.k:
+        if values.dtype != torch.float32 or values.shape[1] != part.k:
             raise ValueError(f"rows must be float32 [n, {part.k}]")
         return native.FLOAT_TO_INT8 if kind == "int8" else native.FLOAT_TO_INT4
     _, row_format, block_bytes = _GGUF[part.format]
-    if part.values.dtype != torch.uint8 or part.values.shape[1] != part.k // 32 * block_bytes:
+    if values.dtype != torch.uint8 or values.shape[1] != part.k // 32 * block_bytes:
         raise ValueError(f"{part.format} rows must be uint8 with {block_bytes} bytes per 32 inputs")
     return row_format
 
 
-def _pack_bias(
-    biases: Sequence[torch.Tensor] | None, parts: Sequence[Rows], alternate: bool
-) -> torch.Tensor | None:
+def _pack_bias(biases: Sequence[torch.Tensor] | None, alternate: bool) -> torch.Tensor | None:
     if biases is None:
         return None
     blocks = [

@@ -17,8 +17,8 @@ import torch
 
 from ...model_files.errors import ModelError
 from ...scheduler_proc.models.config import ModelSpec, parse_spec
+from ...scheduler_proc.models.dummy_weights import fill_dummy
 from ...scheduler_proc.models.llama import LlamaForCausalLM
-from ...scheduler_proc.models.loader import fill_dummy
 from ...scheduler_proc.models.lora import LoRAAdapter
 from ...scheduler_proc.runner.device_loading import DeviceSource, make_device_runner
 from ...scheduler_proc.runner.device_runner import DeviceModelRunner

@@ -1,27 +1,25 @@
-"""Filling a model's parameters from a GGUF file: names, dequantisation, order of the rows.
+"""A GGUF file as a Checkpoint: names, dequantisation, order of the rows.
 
-Called by the loader. Tensors of every type that the gguf package can dequantise are read; an
+Made by the loader. Tensors of every type that the gguf package can dequantise are read; an
 unknown name or type is an error.
 """
 
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType
 from gguf.gguf_reader import ReaderTensor
 from gguf.quants import dequantize
 
-from ...kernels.quantised_linear import RowFormat, Rows
+from ...kernels.quantised_linear import RowFormat, StreamedRows
 from ...model_files.errors import ModelError
 from ...model_files.gguf_file import metadata, open_gguf
+from .checkpoint import Index, row_slices
 from .config import ModelSpec
-from .llama import LlamaForCausalLM
-from .weights import Progress, Shapes, fill
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -44,7 +42,6 @@ _LAYER = {
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # The package works on 16 rows at a time; longer rows of about this many bytes let threads overlap.
 _ROW_BYTES = 1 << 13
-_THREADS = 4
 _EXACT: dict[GGMLQuantizationType, RowFormat] = {
     GGMLQuantizationType.Q4_0: "Q4_0",
     GGMLQuantizationType.Q4_1: "Q4_1",
@@ -53,65 +50,50 @@ _EXACT: dict[GGMLQuantizationType, RowFormat] = {
 Number = TypeVar("Number", np.float32, np.uint8)
 
 
-def fill_from_gguf(
-    model: LlamaForCausalLM, path: str, exact: Mapping[str, Rows], progress: Progress
-) -> None:
-    """All tensors but those that are wanted in their own blocks, `exact`.
+class GgufCheckpoint:
+    def __init__(self, path: str, spec: ModelSpec) -> None:
+        """Raises ModelError for unreadable files and names that no model has."""
+        reader = open_gguf(path)
+        self._spec = spec
+        # Frequency factors of the rotary embedding come in through the config.
+        self._tensors = {
+            _checkpoint_name(tensor.name): tensor
+            for tensor in reader.tensors
+            if tensor.name != "rope_freqs.weight"
+        }
+        self._permuted = metadata(reader)["general.architecture"] == "llama"
 
-    The file's names and shapes have been checked. Raises ModelError for types not understood.
-    """
-    reader = open_gguf(path)
-    named = _by_checkpoint_name(reader)
-    permuted = metadata(reader)["general.architecture"] == "llama"
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
 
-    def load(item: tuple[str, ReaderTensor]) -> int:
-        name, tensor = item
-        if name in exact:
-            return 0
-        cut = model.cuts.get(name)
+    def shape(self, name: str) -> list[int]:
+        return [int(size) for size in reversed(self._tensors[name].shape)]
+
+    def read(self, name: str, index: Index) -> torch.Tensor:
         # Blocks run along a row: rows are cut before they are dequantised, columns after.
-        rows = cut.index[0] if cut is not None else slice(None)
-        values = _values(tensor, rows)
-        heads = _interleaved_heads(name, model.spec) if permuted else 0
-        part = torch.from_numpy(_unpermute(values, heads) if heads else values)
-        fill(model, name, cut.of(part) if cut is not None and cut.dim else part)
-        return model.weight_slots[name].nbytes
+        values = self._in_order(name, _values(self._tensors[name], index[0]))
+        return torch.from_numpy(values[(slice(None), *index[1:])])
 
-    with ThreadPoolExecutor(min(_THREADS, torch.get_num_threads())) as threads:
-        for nbytes in threads.map(load, named.items()):
-            progress(nbytes)
-
-
-def gguf_shapes(path: str) -> Shapes:
-    """Checkpoint name -> shape, from the file's header. Raises ModelError."""
-    named = _by_checkpoint_name(open_gguf(path))
-    return {name: [int(n) for n in reversed(tensor.shape)] for name, tensor in named.items()}
-
-
-def _by_checkpoint_name(reader: GGUFReader) -> dict[str, ReaderTensor]:
-    """Frequency factors of the rotary embedding are left out: they come in through the config."""
-    return {
-        _checkpoint_name(tensor.name): tensor
-        for tensor in reader.tensors
-        if tensor.name != "rope_freqs.weight"
-    }
-
-
-def exact_rows(path: str, spec: ModelSpec) -> dict[str, Rows]:
-    """The tensors whose blocks the native formats hold exactly, by checkpoint name."""
-    reader = open_gguf(path)
-    permuted = metadata(reader)["general.architecture"] == "llama"
-    found: dict[str, Rows] = {}
-    for tensor in reader.tensors:
+    def blocks(self, name: str) -> StreamedRows | None:
+        tensor = self._tensors[name]
         row_format = _EXACT.get(tensor.tensor_type)
         if row_format is None:
-            continue
-        name = _checkpoint_name(tensor.name)
-        heads = _interleaved_heads(name, spec) if permuted else 0
-        blocks = np.array(tensor.data)  # its own copy: the map is closed with the reader
-        values = torch.from_numpy(_unpermute(blocks, heads) if heads else blocks)
-        found[name] = Rows(values, int(tensor.shape[0]), row_format)
-    return found
+            return None
+        n, k = self.shape(name)
+        pieces = (
+            torch.from_numpy(self._in_order(name, np.array(tensor.data[rows])))
+            for rows in row_slices((n, k), self._spec.head_dim)
+        )
+        return StreamedRows(pieces, n, k, row_format)
+
+    def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Undo the order in which llama files keep the rows of a head: neighbours are a pair, as
+        ggml's rotary embedding wants them.
+        """
+        if not self._permuted or (".q_proj." not in name and ".k_proj." not in name):
+            return rows
+        return _unpermute(rows, rows.shape[0] // self._spec.head_dim)
 
 
 def _checkpoint_name(name: str) -> str:
@@ -126,7 +108,7 @@ def _checkpoint_name(name: str) -> str:
 
 
 def _values(tensor: ReaderTensor, wanted: slice = slice(None)) -> npt.NDArray[np.float32]:
-    """The wanted rows of the tensor in float32 and in memory of their own."""
+    """Dequantise the wanted rows of a tensor to float32, in memory of their own."""
     kind, data = tensor.tensor_type, tensor.data[wanted]
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         return np.array(data, dtype=np.float32)
@@ -142,16 +124,7 @@ def _values(tensor: ReaderTensor, wanted: slice = slice(None)) -> npt.NDArray[np
     return np.asarray(values, dtype=np.float32).reshape(shape)
 
 
-def _interleaved_heads(name: str, spec: ModelSpec) -> int:
-    """How many heads of a llama file's tensor pair neighbours, as ggml's rotary embedding does."""
-    if ".q_proj." in name:
-        return spec.num_heads
-    return spec.num_kv_heads if ".k_proj." in name else 0
-
-
 def _unpermute(values: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
     """Rows of each head from (pair, half) back to (half, pair) order."""
-    if values.shape[0] % (heads * 2):
-        raise ModelError(f"{values.shape[0]} rows do not make {heads} heads")
     halves = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

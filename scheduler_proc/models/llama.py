@@ -127,11 +127,6 @@ class _DecoderLayer:
         lora.add(y, inner, layer, {"down": y.shape[1]})
         return y
 
-    def drop_weights(self) -> None:
-        """For a model whose weights live on in another form."""
-        for linear in self.linears():
-            linear.weight = None
-
     def linears(self) -> tuple[Linear, ...]:
         attention = self.attention
         return attention.qkv_proj, attention.o_proj, self.gate_up_proj, self.down_proj
@@ -177,7 +172,7 @@ class LlamaForCausalLM:
         return self._slots
 
     def checkpoint_shape(self, name: str) -> list[int]:
-        """Of the tensor that fills a slot, of which the slot may be a part."""
+        """Shape of the checkpoint's tensor for this slot, which may hold only a part of it."""
         shape = list(self.weight_slots[name].shape)
         return self.cuts[name].whole_shape(shape) if name in self.cuts else shape
 

@@ -1,10 +1,12 @@
 """The Llama family with int8 or int4 weights on a CPU: one native call per step.
 
-Built by the loader from a filled LlamaForCausalLM, whose plain weights it uses up, and from a GGUF
-file's own blocks where the native formats hold them exactly. Called by the runner like any model.
+Built by the loader from a checkpoint, map by map: no weight is ever in memory as floats in whole.
+A GGUF file's own blocks are kept where the native formats hold them exactly. Called by the runner
+like any model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,18 +22,22 @@ from ...kernels.decoder import (
     DecoderWeights,
 )
 from ...kernels.decoder_adapter import DecoderAdapter
-from ...kernels.quantised_linear import Kind, PackedWeight, Rows, pack
+from ...kernels.quantised_linear import (
+    BLOCK_ROWS,
+    Kind,
+    PackedWeight,
+    Rows,
+    StreamedRows,
+    pack,
+)
+from .checkpoint import Checkpoint, Progress, float_rows, reader_threads
 from .config import ModelSpec
 from .forward_batch import ForwardBatch
-from .llama import LlamaForCausalLM, Slots
+from .layers import cos_sin_table
 from .lora import LoRAAdapter
 
-_GROUP_OF = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
-    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up"),
-}
-_PARTS = {"qkv": 3, "gate_up": 2}
-ExactRows = Mapping[str, Rows]  # checkpoint name -> the file's own quantised rows
+# GGUF blocks that are kept as they are in each mode
+_EXACT_FORMATS = {"int4": {"Q4_0", "Q4_1", "Q8_0"}, "int8": {"Q8_0"}}
 
 
 class PackedLlama:
@@ -103,42 +109,28 @@ class PackedLlama:
         return self._decoder.forward(step)
 
 
-def whole_groups(exact: ExactRows) -> dict[str, Rows]:
-    """Those whose map can be packed from the file's blocks: all its parts have one format."""
-    groups: dict[str, list[str]] = {}
-    for name in exact:
-        layer, _, part = name.removesuffix(".weight").rpartition(".")
-        groups.setdefault(f"{layer}.{_GROUP_OF.get(part, part)}", []).append(name)
-    return {
-        name: exact[name]
-        for group, names in groups.items()
-        for name in names
-        if len(names) == _PARTS.get(group.rpartition(".")[2], 1)
-        and len({exact[one].format for one in names}) == 1
-    }
-
-
-def pack_model(model: LlamaForCausalLM, kind: Kind, exact: ExactRows, threads: int) -> PackedLlama:
-    """Packs a filled model layer by layer, giving up its plain weights on the way."""
-    packer = _Packer(model.spec, model.weight_slots, kind, exact, threads, Arena())
-    cos_sin = model.cos_sin
-    layers = []
-    for index in range(model.spec.num_layers):
-        layers.append(packer.layer(f"model.layers.{index}"))
-        model.layers[index].drop_weights()
-    embedding = packer.linear("model", ["embed_tokens"])
-    head = embedding if model.spec.tied else packer.linear("", ["lm_head"])
-    weights = DecoderWeights(layers, embedding, head, packer.norm("model.norm"))
-    return PackedLlama(model.spec, weights, cos_sin, threads)
+def pack_model(
+    spec: ModelSpec, checkpoint: Checkpoint, kind: Kind, threads: int, progress: Progress
+) -> PackedLlama:
+    """Read and pack all weights of a checkpoint whose names and shapes have been checked."""
+    with reader_threads() as readers:
+        packer = _Packer(spec, checkpoint, kind, threads, readers, progress, Arena())
+        layers = [packer.layer(f"model.layers.{index}") for index in range(spec.num_layers)]
+        embedding = packer.linear("model", ["embed_tokens"])
+        head = embedding if spec.tied else packer.linear("", ["lm_head"])
+        weights = DecoderWeights(layers, embedding, head, packer.norm("model.norm"))
+    cos_sin = cos_sin_table(spec.rope, spec.head_dim, spec.context_length, "cpu")
+    return PackedLlama(spec, weights, cos_sin, threads)
 
 
 @dataclass(slots=True)
 class _Packer:
     spec: ModelSpec
-    slots: Slots
+    checkpoint: Checkpoint
     kind: Kind
-    exact: ExactRows
     threads: int
+    readers: ThreadPoolExecutor
+    progress: Progress
     arena: Arena
 
     def layer(self, prefix: str) -> DecoderLayer:
@@ -158,26 +150,33 @@ class _Packer:
     def linear(
         self, prefix: str, parts: list[str], *, bias: bool = False, gated: bool = False
     ) -> PackedWeight:
-        """One packed weight from parts below each other, or from gate and up in turns."""
+        """Pack one weight from parts below each other, or from gate and up in turns."""
         names = [f"{prefix}.{part}".removeprefix(".") for part in parts]
-        rows = self._rows([f"{name}.weight" for name in names])
-        biases = [self.slots.pop(f"{name}.bias") for name in names] if bias else None
-        if not gated:
-            values = torch.cat([part.values for part in rows])
-            rows = [Rows(values, rows[0].k, rows[0].format)]
-            biases = None if biases is None else [torch.cat(biases)]
         # A vocabulary in 4 bits costs more quality than it saves: float embeddings go to int8.
         kind: Kind = "int8" if parts[0] in ("embed_tokens", "lm_head") else self.kind
-        return pack(
+        rows: Sequence[Rows | StreamedRows] = self._rows([f"{name}.weight" for name in names])
+        biases = [self._vector(f"{name}.bias") for name in names] if bias else None
+        if not gated and any(part.n % BLOCK_ROWS for part in rows[:-1]):
+            values = torch.cat([piece for part in rows for piece in part.pieces])
+            rows = [Rows(values, rows[0].k, rows[0].format)]
+            biases = None if biases is None else [torch.cat(biases)]
+        weight = pack(
             rows, kind, alternate=gated, biases=biases, threads=self.threads, arena=self.arena
         )
+        self.progress(weight.n * weight.k)
+        return weight
 
     def norm(self, name: str) -> torch.Tensor:
-        return self.slots.pop(f"{name}.weight").float().contiguous()
+        return self._vector(f"{name}.weight")
 
-    def _rows(self, names: list[str]) -> list[Rows]:
-        """The file's own blocks where they are to be kept, else the plain weights."""
-        plain = [self.slots.pop(name) for name in names]
-        if names[0] in self.exact:
-            return [self.exact[name] for name in names]
-        return [Rows(weight, weight.shape[1]) for weight in plain]
+    def _vector(self, name: str) -> torch.Tensor:
+        (size,) = self.checkpoint.shape(name)
+        return self.checkpoint.read(name, (slice(0, size),)).float().clone()
+
+    def _rows(self, names: list[str]) -> list[StreamedRows]:
+        """The file's own blocks if all parts have them in one form that suits, else floats."""
+        blocks = [self.checkpoint.blocks(name) for name in names]
+        formats = {"" if one is None else one.format for one in blocks}
+        if len(formats) == 1 and formats <= _EXACT_FORMATS[self.kind]:
+            return [one for one in blocks if one is not None]
+        return [float_rows(self.checkpoint, name, self.spec, self.readers) for name in names]

@@ -8,7 +8,6 @@ communicated. Processes, sockets and batches are not known here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -83,12 +82,6 @@ def local_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
     )
 
 
-class Sliceable(Protocol):
-    """A tensor, or one that is still in its file."""
-
-    def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor: ...
-
-
 @dataclass(slots=True, frozen=True)
 class Cut:
     """Which part of a checkpoint's tensor a rank holds: `length` of `whole` from `start` on."""
@@ -103,11 +96,18 @@ class Cut:
         return (slice(None),) * self.dim + (slice(self.start, self.start + self.length),)
 
     def whole_shape(self, shape: Sequence[int]) -> list[int]:
-        """Of the tensor whose part has `shape`."""
+        """Shape of the whole tensor if the rank's part has `shape`."""
         return [self.whole if dim == self.dim else size for dim, size in enumerate(shape)]
 
-    def of(self, tensor: Sliceable) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[self.index]
+
+    def shift(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Where the part at `index` of the rank's own tensor lies in the whole one."""
+        return tuple(
+            slice(one.start + self.start, one.stop + self.start) if dim == self.dim else one
+            for dim, one in enumerate(index)
+        )
 
 
 def kv_cut(spec: ModelSpec, shard: Shard) -> Cut:

@@ -1,115 +1,76 @@
-"""Filling a model's parameters from safetensors files, and the rules that hold for any format.
+"""Safetensors files as a Checkpoint: where each tensor is, and the index that says so.
 
-Called by the loader. Every tensor of the files is used or named in an error, and so is every
-parameter that no file fills. Files are mapped; pickles are never read.
+Made by the loader. Files are mapped; pickles are never read.
 """
 
 import logging
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ...kernels.quantised_linear import StreamedRows
 from ...model_files.errors import ModelError
 from ...model_files.json_file import read_json_object
 from ...model_files.pointer import refuse_pointer
-from .llama import LlamaForCausalLM
-from .parallel import Sliceable
+from .checkpoint import Index, some_names
 
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
 log = logging.getLogger(__name__)
-Shapes = dict[str, list[int]]
-Progress = Callable[[int], object]  # called with the bytes of each parameter that was filled
 
 
-def fill_from_safetensors(model: LlamaForCausalLM, directory: Path, progress: Progress) -> None:
-    """The files' names and shapes have been checked. Raises ModelError for a wrong type or head."""
-    place = _locate(directory)
-    for path in sorted(set(place.values())):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if name in model.weight_slots:
-                    fill(model, name, _read(file, model, name))
-                    progress(model.weight_slots[name].nbytes)
-    if _ignored_head(model) in place:
-        with safe_open(place[HEAD], framework="pt") as file:
-            check_tied_head(model, file.get_tensor(HEAD))
+class _Stored(Protocol):
+    def get_shape(self) -> list[int]: ...
 
-
-def check_tensors(model: LlamaForCausalLM, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Compare what the files hold with what the model needs, which may have no memory yet.
-
-    Raises ModelError for missing, unknown or misshapen tensors.
-    """
-    check_names(shapes.keys() - {_ignored_head(model)}, model.weight_slots)
-    for name in model.weight_slots:
-        check_shape(model, name, shapes[name])
-
-
-def safetensors_shapes(directory: Path) -> Shapes:
-    """Tensor name -> shape, from the files' headers. Raises ModelError, also for doubled names."""
-    place = _locate(directory)
-    _check_total_size(directory, set(place.values()))
-    shapes: Shapes = {}
-    for path in sorted(set(place.values())):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                shapes[name] = list(file.get_slice(name).get_shape())
-    return {name: shapes[name] for name in place}
+    def __getitem__(self, index: Index, /) -> torch.Tensor: ...
 
 
 class _File(Protocol):
     """An open safetensors file."""
 
-    def get_tensor(self, name: str) -> torch.Tensor: ...
-
-    def get_slice(self, name: str) -> Sliceable: ...
+    def get_slice(self, name: str) -> _Stored: ...
 
 
-def _read(file: _File, model: LlamaForCausalLM, name: str) -> torch.Tensor:
-    """What the slot takes of a tensor; no other part of it is read."""
-    cut = model.cuts.get(name)
-    if cut is None:
-        return file.get_tensor(name)
-    return cut.of(file.get_slice(name))
+class SafetensorsCheckpoint:
+    def __init__(self, directory: Path, *, tied: bool) -> None:
+        """Open all files. Raises ModelError for doubled or unlisted tensors and damaged files."""
+        place = _locate(directory)
+        _check_total_size(directory, set(place.values()))
+        opened: dict[Path, _File] = {path: _open(path) for path in sorted(set(place.values()))}
+        self._stored = {name: opened[path].get_slice(name) for name, path in place.items()}
+        if tied and HEAD in self._stored:
+            self._drop_tied_head()
 
+    @property
+    def names(self) -> Collection[str]:
+        return self._stored.keys()
 
-def _ignored_head(model: LlamaForCausalLM) -> str | None:
-    """A tied model's files may repeat the embedding as the head: compared, not loaded."""
-    return HEAD if model.spec.tied else None
+    def shape(self, name: str) -> list[int]:
+        return self._stored[name].get_shape()
 
+    def read(self, name: str, index: Index) -> torch.Tensor:
+        values = self._stored[name][index]
+        if not values.dtype.is_floating_point:
+            raise ModelError(f"{name} is of type {values.dtype}, which is not supported")
+        return values
 
-def check_names(found: Collection[str], wanted: Collection[str]) -> None:
-    """Both ways: nothing in the files is left unused, no parameter is left empty."""
-    unknown = [name for name in found if name not in wanted]
-    if unknown:
-        raise ModelError(f"the model files hold tensors that are not used: {_some(unknown)}")
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise ModelError(f"the model files lack tensors: {_some(missing)}")
+    def blocks(self, name: str) -> StreamedRows | None:
+        return None
 
-
-def fill(model: LlamaForCausalLM, name: str, tensor: torch.Tensor) -> None:
-    """`tensor` is what the slot takes of one whose shape has been checked."""
-    if not tensor.dtype.is_floating_point:
-        raise ModelError(f"{name} is of type {tensor.dtype}, which is not supported")
-    model.weight_slots[name].copy_(tensor)
-
-
-def check_shape(model: LlamaForCausalLM, name: str, shape: Sequence[int]) -> None:
-    """Of the checkpoint's tensor, all of it."""
-    wanted = model.checkpoint_shape(name)
-    if list(shape) != wanted:
-        raise ModelError(f"{name} has shape {list(shape)}, the config asks for {wanted}")
-
-
-def check_tied_head(model: LlamaForCausalLM, head: torch.Tensor) -> None:
-    """A head that differs from the embedding contradicts the config: neither may win silently."""
-    if not torch.equal(head.to(model.embedding), model.embedding):
+    def _drop_tied_head(self) -> None:
+        """A tied model's files may repeat the embedding as the head, but must not contradict it."""
+        head, embedding = self._stored.pop(HEAD), self._stored.get(EMBEDDING)
+        if embedding is None:
+            return  # the embedding is reported as missing
+        if head.get_shape() == embedding.get_shape():
+            wanted = tuple(slice(0, size) for size in head.get_shape())
+            if torch.equal(head[wanted], embedding[wanted]):
+                return
         raise ModelError(
             f"the config says tie_word_embeddings, but the files hold a different {HEAD}; "
             "set tie_word_embeddings to false to use it, or remove it"
@@ -140,10 +101,14 @@ def _locate(directory: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())
+
+
+def _open(path: Path) -> safe_open:
     refuse_pointer(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
 
@@ -189,9 +154,4 @@ def _check_index(listed: dict[str, str], place: dict[str, Path]) -> None:
             raise ModelError(f"{INDEX} says that {name} is in {file}, but it is not")
     unlisted = [name for name in place if name not in listed]
     if unlisted:
-        raise ModelError(f"{INDEX} does not list {_some(unlisted)}")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+        raise ModelError(f"{INDEX} does not list {some_names(unlisted)}")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenloom.model_files.errors import ModelError
 from tokenloom.scheduler_proc.models import loader
 from tokenloom.scheduler_proc.models.llama import LlamaForCausalLM
-from tokenloom.scheduler_proc.models.weights import safetensors_shapes
+from tokenloom.scheduler_proc.models.weights import SafetensorsCheckpoint
 
 Load = Callable[[Path], LlamaForCausalLM]
 WEIGHTS = "model.safetensors"
@@ -115,7 +115,7 @@ def test_a_wrong_total_size_is_a_warning(
         index["metadata"] = {"total_size": {"right": size, "wrong": size + 1, "text": "x"}[told]}
     (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     with caplog.at_level(logging.WARNING):
-        assert safetensors_shapes(tmp_path) == {"a": [3, 5], "b": [7]}
+        assert shapes(tmp_path) == {"a": [3, 5], "b": [7]}
     said = [record.getMessage() for record in caplog.records]
     if told in ("right", "nothing"):
         assert not said
@@ -125,8 +125,13 @@ def test_a_wrong_total_size_is_a_warning(
         assert "index.json says total_size" in line
 
 
+def shapes(directory: Path) -> dict[str, list[int]]:
+    checkpoint = SafetensorsCheckpoint(directory, tied=False)
+    return {name: checkpoint.shape(name) for name in checkpoint.names}
+
+
 def test_one_file_and_its_bytes(checkpoint: Callable[..., Any], tmp_path: Path) -> None:
     """The shapes in a file's header are those of its tensors."""
     checkpoint(transformers.LlamaConfig)
     tensors = load_file(tmp_path / WEIGHTS)
-    assert safetensors_shapes(tmp_path) == {name: list(t.shape) for name, t in tensors.items()}
+    assert shapes(tmp_path) == {name: list(t.shape) for name, t in tensors.items()}

@@ -58,14 +58,6 @@ class DecoderWeights:
     head: PackedWeight
     final_norm: torch.Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all linear maps, a head that is the embedding counted once."""
-        maps = [self.embedding] if self.head is self.embedding else [self.embedding, self.head]
-        for layer in self.layers:
-            maps += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        return sum(one.nbytes for one in maps)
-
 
 class Adapter(Protocol):
     """See decoder_adapter.py."""

@@ -9,18 +9,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
 from ...kernels.quantised_linear import BLOCK_ROWS, StreamedRows
 from ...model_files.errors import ModelError
-from .config import ModelSpec
 from .llama import LlamaForCausalLM
 
 Index = tuple[slice, ...]  # rows, and columns for a tensor of two dimensions
 Progress = Callable[[int], object]  # called with the number of weights that were read
-T = TypeVar("T")
 
 _PIECE_ELEMENTS = 1 << 19  # 2 MB in float32: read at a time
 _READ_AHEAD = 4  # pieces that threads prepare while one is used
@@ -79,26 +77,48 @@ def fill_model(model: LlamaForCausalLM, checkpoint: Checkpoint, progress: Progre
             slot[rows].copy_(checkpoint.read(name, cut.shift(index) if cut else index))
         return slot.numel()
 
-    with reader_threads() as threads:
+    with ThreadPoolExecutor(min(_READ_AHEAD, torch.get_num_threads())) as threads:
         for count in threads.map(fill, checkpoint.names):
             progress(count)
 
 
-def reader_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_READ_AHEAD, torch.get_num_threads()))
+class RowReader:
+    """Reads rows of matrices as float32 with a few threads, ahead of their use.
 
+    Its buffers are used again for every piece: with new ones the allocator's slack alone was a
+    hundred megabytes.
+    """
 
-def float_rows(
-    checkpoint: Checkpoint, name: str, spec: ModelSpec, threads: ThreadPoolExecutor
-) -> StreamedRows:
-    """The rows of a matrix in float32, read piece by piece when they are wanted."""
-    n, k = checkpoint.shape(name)
+    def __init__(self, checkpoint: Checkpoint, head_dim: int) -> None:
+        self._checkpoint = checkpoint
+        self._head_dim = head_dim
+        self._threads = ThreadPoolExecutor(min(_READ_AHEAD, torch.get_num_threads()))
+        # One more is in the hands of the caller, and one waits to be.
+        self._buffers = [torch.empty(0)] * (_READ_AHEAD + 2)
 
-    def read(rows: slice) -> torch.Tensor:
-        return checkpoint.read(name, (rows, slice(0, k))).float()
+    def rows(self, name: str) -> StreamedRows:
+        """The rows of a matrix; a piece is good until the next one is asked for."""
+        n, k = self._checkpoint.shape(name)
+        return StreamedRows(self._pieces(name, n, k), n, k)
 
-    slices = row_slices((n, k), spec.head_dim)
-    return StreamedRows(_read_ahead(threads, read, slices), n, k)
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _pieces(self, name: str, n: int, k: int) -> Iterator[torch.Tensor]:
+        pending: deque[Future[torch.Tensor]] = deque()
+        for number, rows in enumerate(row_slices((n, k), self._head_dim)):
+            pending.append(self._threads.submit(self._read, name, rows, k, number))
+            if len(pending) > _READ_AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    def _read(self, name: str, rows: slice, k: int, number: int) -> torch.Tensor:
+        place, size = number % len(self._buffers), (rows.stop - rows.start) * k
+        if self._buffers[place].numel() < size:
+            self._buffers[place] = torch.empty(size)
+        piece = self._buffers[place][:size].view(-1, k)
+        return piece.copy_(self._checkpoint.read(name, (rows, slice(0, k))))
 
 
 def row_slices(shape: Sequence[int], head_dim: int) -> Iterator[slice]:
@@ -107,18 +127,6 @@ def row_slices(shape: Sequence[int], head_dim: int) -> Iterator[slice]:
     step = max(1, _PIECE_ELEMENTS // math.prod(shape[1:]) // unit) * unit
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
-
-
-def _read_ahead(
-    threads: ThreadPoolExecutor, read: Callable[[slice], T], slices: Iterator[slice]
-) -> Iterator[T]:
-    pending: deque[Future[T]] = deque()
-    for rows in slices:
-        pending.append(threads.submit(read, rows))
-        if len(pending) > _READ_AHEAD:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 def some_names(names: Collection[str]) -> str:

@@ -6,7 +6,7 @@ like any model.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,7 +30,7 @@ from ...kernels.quantised_linear import (
     StreamedRows,
     pack,
 )
-from .checkpoint import Checkpoint, Progress, float_rows, reader_threads
+from .checkpoint import Checkpoint, Progress, RowReader
 from .config import ModelSpec
 from .forward_batch import ForwardBatch
 from .layers import cos_sin_table
@@ -113,8 +113,8 @@ def pack_model(
     spec: ModelSpec, checkpoint: Checkpoint, kind: Kind, threads: int, progress: Progress
 ) -> PackedLlama:
     """Read and pack all weights of a checkpoint whose names and shapes have been checked."""
-    with reader_threads() as readers:
-        packer = _Packer(spec, checkpoint, kind, threads, readers, progress, Arena())
+    with closing(RowReader(checkpoint, spec.head_dim)) as reader:
+        packer = _Packer(spec, checkpoint, reader, kind, threads, progress, Arena())
         layers = [packer.layer(f"model.layers.{index}") for index in range(spec.num_layers)]
         embedding = packer.linear("model", ["embed_tokens"])
         head = embedding if spec.tied else packer.linear("", ["lm_head"])
@@ -127,9 +127,9 @@ def pack_model(
 class _Packer:
     spec: ModelSpec
     checkpoint: Checkpoint
+    reader: RowReader
     kind: Kind
     threads: int
-    readers: ThreadPoolExecutor
     progress: Progress
     arena: Arena
 
@@ -157,7 +157,7 @@ class _Packer:
         rows: Sequence[Rows | StreamedRows] = self._rows([f"{name}.weight" for name in names])
         biases = [self._vector(f"{name}.bias") for name in names] if bias else None
         if not gated and any(part.n % BLOCK_ROWS for part in rows[:-1]):
-            values = torch.cat([piece for part in rows for piece in part.pieces])
+            values = torch.cat([piece.clone() for part in rows for piece in part.pieces])
             rows = [Rows(values, rows[0].k, rows[0].format)]
             biases = None if biases is None else [torch.cat(biases)]
         weight = pack(
@@ -179,4 +179,4 @@ class _Packer:
         formats = {"" if one is None else one.format for one in blocks}
         if len(formats) == 1 and formats <= _EXACT_FORMATS[self.kind]:
             return [one for one in blocks if one is not None]
-        return [float_rows(self.checkpoint, name, self.spec, self.readers) for name in names]
+        return [self.reader.rows(name) for name in names]

@@ -38,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
         "scheduler_proc.models",
         "kernels",
     },
+    "bench.load_memory": {"scheduler_proc.models", "kernels"},
     "bench.simulation": {"wire", "bench", "scheduler_proc.core", "scheduler_proc.worker_batch"},
     # What decisions cost: it drives the scheduler core alone.
     "bench.random_adapters": set(),
@@ -119,6 +120,7 @@ EXTERNAL: dict[str, set[str]] = {
         "bench.device",
         "bench.quality",
         "bench.roofline",
+        "bench.load_memory",
     },
     "triton": {"kernels", "bench.device", "bench.kernel_resources"},
     "transformers": {"bench.device"},
@@ -126,6 +128,7 @@ EXTERNAL: dict[str, set[str]] = {
     "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
     "safetensors": {
         "bench.random_adapters",
+        "bench.load_memory",
         "model_files",
         "scheduler_proc.runner",
         "scheduler_proc.models",

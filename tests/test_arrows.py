@@ -125,7 +125,14 @@ EXTERNAL: dict[str, set[str]] = {
     "triton": {"kernels", "bench.device", "bench.kernel_resources"},
     "transformers": {"bench.device"},
     "flashinfer": {"bench.device"},
-    "numpy": {"model_files", "scheduler_proc.runner", "scheduler_proc.models", "kernels", "bench"},
+    "numpy": {
+        "model_files",
+        "scheduler_proc.runner",
+        "scheduler_proc.models",
+        "kernels",
+        "bench",
+        "bench.load_memory",
+    },
     "safetensors": {
         "bench.random_adapters",
         "bench.load_memory",

@@ -351,7 +351,7 @@ def test_late_rows_are_counted(door: Door) -> None:
 
 
 def test_many_streams_at_once() -> None:
-    door = Door(max_queued=300).start()
+    door = Door(max_queued=400).start()
 
     async def scenario() -> list[Exchange]:
         payload = {"text": "abcdefgh", "stream": True}

@@ -68,6 +68,9 @@ def _crowd_adapters(random: Random, setup: Setup) -> None:
     scheduling["max_running_requests"] = random.choice((3, 4, 8))
     if not scheduling["disable_radix_cache"]:
         scheduling["schedule_policy"] = random.choice(CHOICES["schedule_policy"])
+    if scheduling.get("schedule_policy") == "priority":  # with urgent ones, that may preempt
+        scheduling.pop("fairness", None)
+        scheduling["preemption_threshold"] = random.choice((None, 1, 2))
     setup["context"] = random.choice((16, 24, 40))
     setup["pool_pages"] = random.choice((2, 4, 8)) * setup["context"] // scheduling["page_size"]
     setup["adapters"] = random.choice((3, 6, 12))

@@ -16,6 +16,7 @@ from tokenloom.scheduler_proc.core import intake
 from tokenloom.scheduler_proc.core.kv_cache import KVCache
 from tokenloom.scheduler_proc.core.line import Gate
 from tokenloom.scheduler_proc.core.lora_slots import Adapter, LoRASlots
+from tokenloom.scheduler_proc.core.preemption import Preemption
 from tokenloom.scheduler_proc.core.radix_cache import Match, RadixCache, TreeNode
 from tokenloom.scheduler_proc.core.req import Req, ReqState
 from tokenloom.scheduler_proc.core.scheduler import Scheduler
@@ -190,6 +191,10 @@ def a_lack_of_slots_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gate, "shuts", shuts)
 
 
+def nobody_gives_up_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Preemption, "_users_in_the_way", lambda preemption, req: [])
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     evict_ignores_locks,
     unlock_forgets_the_path,
@@ -207,6 +212,7 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     unload_forgets_who_waits,
     adapters_share_prefixes,
     a_lack_of_slots_ends_the_step,
+    nobody_gives_up_a_slot,
 ]
 
 

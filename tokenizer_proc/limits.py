@@ -13,6 +13,7 @@ from ..wire.limits import MAX_STOP_TOKEN_IDS as MAX_STOP_TOKEN_IDS
 
 BODY_OVERHEAD_BYTES = 1 << 20  # a body beside its prompt; see body_limit
 BODY_BYTES_PER_TOKEN = 64  # MAX_CHARS_PER_TOKEN characters of four bytes each
+MAX_BODIES_BYTES = 256 << 20  # of all bodies that are still coming in; 503 above it
 MAX_CONTENT_PARTS = 4096  # parts of content in all messages of a chat
 MAX_SAMPLING_BYTES = 1 << 20  # sampling_params of a batch; `sampling` at the socket
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists

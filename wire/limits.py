@@ -5,7 +5,7 @@ Those of the front alone are in `tokenizer_proc/limits.py`, which lists these to
 
 MAX_REQUEST_BYTES = 4 << 20  # one message of a client at the socket door; 413 above it
 MAX_INPUT_IDS = 1 << 20  # token ids of one message
-MAX_MESSAGES = 256  # messages of a chat
+MAX_MESSAGES = 1024  # messages of a chat
 MAX_LOGIT_BIAS = 300
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256

@@ -193,6 +193,7 @@ def test_paths_of_adapters() -> None:
 ELSEWHERE = {
     "MAX_REQUEST_BYTES": "tests/front_socket/test_socket_door.py",
     "MAX_KNOWN_LORAS": "tests/front/test_lora_registry.py",
+    "MAX_BODIES_BYTES": "tests/front/test_body_budget.py",
 }
 HERE = {"MAX_QUOTED_CHARS", "MAX_LISTED_NAMES", "MAX_INLINE_CHARS", "MAX_PATH_CHARS"}
 HERE |= {"MAX_CHARS_PER_TOKEN", "MAX_ERROR_CHARS"}

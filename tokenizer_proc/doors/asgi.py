@@ -14,6 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ..limits import MAX_HEADER_BYTES, MAX_HEADERS
+from .body_budget import BodyBudget
 from .errors import ApiError, ClientGone, Headers
 from .request_ids import is_request_id
 
@@ -28,12 +29,21 @@ def event(payload: msgspec.Struct) -> bytes:
 
 
 class Exchange:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        bodies: BodyBudget,
+    ) -> None:
+        """`bodies` is shared by the requests of one door."""
         self.scope = scope
         self.started = False  # a status line was sent
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.scope["headers"] if key == name), None)
@@ -55,22 +65,31 @@ class Exchange:
             )
 
     async def read_body(self) -> bytes:
-        """The whole body; ApiError 413 or 415, ClientGone when it does not come."""
+        """Read the whole body.
+
+        Raises ApiError 413 or 415, Refused when other bodies leave no room, ClientGone when the
+        client leaves.
+        """
         if (self.header(b"content-encoding") or b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not accepted")
         declared = self.header(b"content-length")
         if declared is not None and (not declared.isdigit() or int(declared[:20]) > self._limit):
             raise self._too_large()
         body = bytearray()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > self._limit:
-                raise self._too_large()
-            if not message.get("more_body", False):
-                return bytes(body)
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                piece = message.get("body", b"")
+                if len(body) + len(piece) > self._limit:
+                    raise self._too_large()
+                self._bodies.take(len(piece))
+                body += piece
+                if not message.get("more_body", False):
+                    return bytes(body)
+        finally:
+            self._bodies.give_back(len(body))
 
     @property
     def _limit(self) -> int:

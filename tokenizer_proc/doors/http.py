@@ -16,6 +16,7 @@ from ..front import Front
 from ..limits import MAX_QUOTED_CHARS, body_limit
 from . import lora_routes, native, openai_routes, service
 from .asgi import Exchange
+from .body_budget import BodyBudget
 from .delivery import told
 from .errors import ApiError, ClientGone
 from .web_guard import WebGuard
@@ -48,15 +49,18 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
 class _Endpoint:
     """One handler as an ASGI application that never raises for a request's sake."""
 
-    def __init__(self, front: Front, handler: Handler, max_body_bytes: int) -> None:
+    def __init__(
+        self, front: Front, handler: Handler, max_body_bytes: int, bodies: BodyBudget
+    ) -> None:
         self._front = front
         self._handler = handler
         self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info = self._front.info
         limit = body_limit(None if info is None else info.context_length, self._max_body_bytes)
-        exchange = Exchange(scope, receive, send, limit)
+        exchange = Exchange(scope, receive, send, limit, self._bodies)
         try:
             exchange.check_headers()
             await self._handler(self._front, exchange)
@@ -72,8 +76,11 @@ class _Endpoint:
 class HttpDoor:
     def __init__(self, front: Front, max_body_bytes: int, guard: WebGuard | None = None) -> None:
         routes = []
+        self._bodies = BodyBudget()
         for path, methods, handler in _ROUTES:
-            route = Route(path, _Endpoint(front, handler, max_body_bytes), methods=methods)
+            route = Route(
+                path, _Endpoint(front, handler, max_body_bytes, self._bodies), methods=methods
+            )
             route.methods = set(methods)  # Starlette has added HEAD wherever GET is
             routes.append(route)
         self._router = Router(routes, redirect_slashes=False)
@@ -93,7 +100,7 @@ class HttpDoor:
             await self._refuse(error, scope, receive, send)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._max_body_bytes)
+        exchange = Exchange(scope, receive, send, self._max_body_bytes, self._bodies)
         await exchange.reply(error.status, error.body, error.headers)
 
 

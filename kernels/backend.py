@@ -1,8 +1,8 @@
-"""Which implementation of an op serves a tensor. Asked by the wrappers of this folder."""
+"""Choose the implementation of an op for a tensor. Called by the op wrappers in kernels/."""
 
 import torch
 
 
 def on_triton(x: torch.Tensor) -> bool:
-    """The Triton kernel does. Tests say so of tensors on a CPU, where kernels are interpreted."""
+    """Whether the Triton kernel serves `x`. Tests patch this to interpret kernels on a CPU."""
     return x.is_cuda

@@ -1,11 +1,10 @@
 """A whole decoder stack in one native call per step: embedding, layers, final norm, head.
 
-Norms, rotary embedding, residuals and softmax run in float32; linear maps as in
-quantised_linear.py; keys and values are in pages, in bf16 or in int8 with a scale for each token
-and head. Attention is cut into pieces of 256 keys
-that are merged in order, so a token's logits are bitwise the same alone and in any batch, through
-a decode, a chunk or a whole prompt, and from cached pages. Requests that share pages read them
-once a step. Called by models/packed.py.
+Norms, rotary embedding, residuals and softmax run in float32; linear maps use quantised_linear.py.
+Keys and values are paged, in bf16, or in int8 with one scale per token and head. Attention merges
+pieces of 256 keys in order, so a token's logits are bitwise the same alone and in any batch, in a
+decode, a chunk or a whole prompt, and from cached pages. Requests that share pages read them once
+per step. Called by models/packed.py.
 """
 
 import ctypes
@@ -22,9 +21,9 @@ from .quantised_linear import PackedWeight
 
 Ints = NDArray[np.int32]
 _PIECE = 256  # keys
-_BLOCK = 16  # tokens that the kernels lay out together
-_MOST_CPUS = 1024  # that a set of the C library holds
-_LANES = 16  # head_dim is padded to a multiple of it in the cache
+_BLOCK = 16  # tokens in one block of the int8 cache
+_MOST_CPUS = 1024  # size of the C library's cpu_set_t
+_LANES = 16  # the cache pads head_dim to a multiple of this
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,7 +42,7 @@ class DecoderShape:
 class DecoderLayer:
     qkv: PackedWeight
     o: PackedWeight
-    gate_up: PackedWeight  # alternating blocks
+    gate_up: PackedWeight  # gate and up blocks alternate
     down: PackedWeight
     input_norm: torch.Tensor  # [hidden] float32
     post_norm: torch.Tensor
@@ -54,13 +53,13 @@ class DecoderLayer:
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
     layers: Sequence[DecoderLayer]
-    embedding: PackedWeight  # may be the head itself
+    embedding: PackedWeight  # the same object as `head` when tied
     head: PackedWeight
     final_norm: torch.Tensor
 
 
 class Adapter(Protocol):
-    """See decoder_adapter.py."""
+    """The part of DecoderAdapter (decoder_adapter.py) that a step reads."""
 
     @property
     def rank(self) -> int: ...
@@ -71,25 +70,28 @@ class Adapter(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class DecoderStep:
-    """Columns over requests, as in ForwardBatch; all int32."""
+    """One step of B requests with T new tokens, of which S need logits. Arrays are int32.
+
+    prefix_lens, extend_lens and rows are [B]; rows index page_table.
+    """
 
     prefix_lens: Ints
     extend_lens: Ints
     rows: Ints
     page_table: torch.Tensor  # [rows, pages] int32
     input_ids: Ints  # [T]
-    samples: Ints  # [S] into T
-    adapters: Sequence[Adapter | None] = ()  # of each request; or empty: none in the step
+    samples: Ints  # [S], indices into the T tokens
+    adapters: Sequence[Adapter | None] = ()  # [B], or empty without adapters
 
 
 def cache_width(head_dim: int, dtype: torch.dtype) -> int:
-    """Elements of `dtype` that a head takes in the KV cache: in int8 it brings a float32 scale."""
+    """Return the KV cache elements per token and head; int8 adds four for a float32 scale."""
     padded = -(-head_dim // _LANES) * _LANES
     return padded + 4 if dtype is torch.int8 else padded
 
 
 def check_page_size(page_size: int, dtype: torch.dtype) -> None:
-    """Raises ValueError for pages that a cache of `dtype` cannot have."""
+    """Raise ValueError if a cache of `dtype` does not support `page_size` (in tokens)."""
     if _PIECE % page_size:  # a piece must end with a page
         raise ValueError(
             f"--page-size {page_size} is not supported by the int8 and int4 modes: "
@@ -103,10 +105,10 @@ def check_page_size(page_size: int, dtype: torch.dtype) -> None:
 
 
 class Decoder:
-    """Holds pointers into weights and caches, and keeps both alive. Not for concurrent use.
+    """A native engine that points into weights and caches and keeps both alive. Not thread-safe.
 
-    Caches are bfloat16 or int8 [pages * page_size, kv_heads, cache_width(head_dim, dtype)] per
-    layer, contiguous; their inner order is this module's own.
+    Per layer a cache is contiguous bfloat16 or int8 [pages * page_size, kv_heads,
+    cache_width(head_dim, dtype)]; the order inside a page is private to the native library.
     """
 
     def __init__(
@@ -151,20 +153,23 @@ class Decoder:
         )
 
     def pin(self, cpus: Sequence[int]) -> None:
-        """Keep each thread to its own core from the next step on; the calling one is the first."""
+        """Pin thread i to core cpus[i] from the next step on; thread 0 is the caller's.
+
+        Raises ValueError unless there is one valid core number per thread.
+        """
         if len(cpus) != self._threads or min(cpus) < 0 or max(cpus) >= _MOST_CPUS:
             raise ValueError(f"{len(cpus)} cores for {self._threads} threads: {list(cpus)}")
         self._library.tl_engine_pin(self._engine, (ctypes.c_int32 * len(cpus))(*cpus))
 
     @property
     def instructions(self) -> str:
-        """Which instruction sets run, for the log."""
+        """Instruction sets of the linear maps and of attention, for the log."""
         linear = self._library.tl_engine_linear(self._engine).decode()
         return f"{linear}, {self._library.tl_engine_attention(self._engine).decode()}"
 
     def forward(self, step: DecoderStep) -> torch.Tensor:
-        """Logits [S, vocab] float32."""
-        # Rows whose distance is a power of two would share cache sets.
+        """Run one step; return logits [S, vocab] float32."""
+        # Padding keeps the row stride off powers of two, where rows would share cache sets.
         padded = self._shape.vocab + native.BLOCK
         logits = torch.empty(len(step.samples), padded)[:, : self._shape.vocab]
         used = [one for one in step.adapters if one is not None]
@@ -191,7 +196,7 @@ class Decoder:
         return logits
 
     def profile(self) -> dict[str, float]:
-        """Seconds by phase since the last call; the first call starts the counting."""
+        """Return seconds per phase since the last call. The first call only starts the counters."""
         seconds = np.zeros(len(native.PHASES))
         self._library.tl_engine_profile(self._engine, seconds.ctypes.data)
         return dict(zip(native.PHASES, seconds.tolist(), strict=True))

@@ -1,9 +1,8 @@
-"""Low-rank adapters in the form that the native decoder multiplies with.
+"""LoRA adapters packed for the native decoder.
 
-y += B (A x) for chosen linear maps, in bf16 with float32 sums, A laid out for 8 ranks and 4 inputs
-at a time, B for pairs of ranks in the blocks of 16 outputs of its map. The base stays as it is
-packed. What an adapter adds to a row depends on that row alone. Made once per adapter by
-models/packed.py.
+Adds B (A x) to chosen linear maps, in bf16 with float32 sums. A is laid out in tiles of 8 ranks and
+4 inputs, B in pairs of ranks for each block of 16 outputs. The base weights stay unchanged. What an
+adapter adds to a row depends on that row alone. Built once per adapter by models/packed.py.
 """
 
 from collections.abc import Mapping
@@ -15,23 +14,23 @@ from .cpu import native
 from .cpu.arena import Arena
 from .decoder import DecoderShape
 
-Factors = tuple[torch.Tensor, torch.Tensor]  # A [r, in], B [out, r] with the scaling in it
-Key = tuple[int, str]  # layer and name of the map; (-1, "embed") and (-1, "head")
+Factors = tuple[torch.Tensor, torch.Tensor]  # A [r, in], B [out, r] already scaled
+Key = tuple[int, str]  # (layer, map name), (-1, "embed") or (-1, "head")
 _BLOCK = native.BLOCK
 _RANKS, _INPUTS = native.LORA_RANKS, native.LORA_INPUTS
 
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """Where the rows of a part lie in the packed map that it belongs to."""
+    """Position of a part's rows in its packed linear map."""
 
     start: int = 0  # row
-    first_block: int | None = None  # None: that of `start`
+    first_block: int | None = None  # None: the block that holds `start`
     block_step: int = 1
 
 
 class DecoderAdapter:
-    """Keeps its tensors alive; `struct` points into them."""
+    """One packed adapter. It owns the tensors that `struct` points into."""
 
     def __init__(
         self, shape: DecoderShape, num_layers: int, factors: Mapping[Key, Factors]
@@ -71,11 +70,11 @@ class DecoderAdapter:
         return self._linears[4 * layer + index], part, place
 
     def _part(self, packed_a: torch.Tensor, b: torch.Tensor, place: _Place) -> native.LoraPart:
-        """A part may begin within a block: its rows there are zero."""
+        """Pack one part; a part that begins inside a block gets zero rows in front."""
         rank, (first, offset) = b.shape[1], divmod(place.start, _BLOCK)
         outputs = torch.zeros(_up(offset + b.shape[0], _BLOCK), _up(rank, 2))
         outputs[offset : offset + b.shape[0], :rank] = b
-        pairs = outputs.to(torch.bfloat16).view(torch.int32)  # of ranks: they stay together
+        pairs = outputs.to(torch.bfloat16).view(torch.int32)  # int32 keeps a pair of ranks together
         blocks = pairs.view(-1, _BLOCK, pairs.shape[1]).transpose(1, 2)
         return native.LoraPart(
             self._keep(packed_a),
@@ -87,7 +86,7 @@ class DecoderAdapter:
         )
 
     def _keep(self, values: torch.Tensor) -> int:
-        """The address of a copy."""
+        """Copy `values` into the arena and return the address."""
         kept = self._memory.take(values.numel(), values.dtype)
         kept.view(values.shape).copy_(values)
         self._tensors.append(kept)
@@ -95,12 +94,12 @@ class DecoderAdapter:
 
 
 def _most_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
-    """What a part takes at most, with all that pads it."""
+    """Return an upper bound on the bytes of a part, padding included."""
     return 2 * _up(a.shape[0], _RANKS) * (a.shape[1] + b.shape[0] + 4 * _BLOCK)
 
 
 def _linear_a(a: torch.Tensor) -> torch.Tensor:
-    """As lora_a in cpu/src/common.h finds them."""
+    """Lay A [r, in] out in bf16 with the index of lora_a in cpu/src/common.h."""
     rank, inputs = a.shape
     padded = torch.zeros(_up(rank, _RANKS), _up(inputs, _INPUTS))
     padded[:rank, :inputs] = a
@@ -109,7 +108,7 @@ def _linear_a(a: torch.Tensor) -> torch.Tensor:
 
 
 def _embedding_a(a: torch.Tensor) -> torch.Tensor:
-    """[ids, ranks], an even number of them."""
+    """Transpose A [r, vocab] to bf16 [vocab, r], with r padded to an even number."""
     padded = torch.zeros(a.shape[1], _up(a.shape[0], 2))
     padded[:, : a.shape[0]] = a.T
     return padded.to(torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Attention of a step over the paged cache of a device: decodes by one kernel, extends by another.
+"""Attention over the paged cache of a device: one kernel for decodes, another for extends.
 
-Called by the models through DeviceBatch, which no CPU imports: this needs triton. Nothing here
-reads a number from the device.
+Called by models/device_batch.py. Needs triton, so CPU code must not import it. Must not read values
+back from the device.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from .cuda.extend_attention import extend_attention
 
 @dataclass(slots=True, frozen=True)
 class DevicePlan:
-    """Where the tokens of B requests lie; int32 tensors on the device.
+    """Cache slots of the tokens of B requests, as int32 tensors on the device.
 
     The slot of position p of request b is page_table[rows[b], p // page_size] * page_size + p %
-    page_size. Its new tokens are query_starts[b] .. of the step; the first `num_decodes` requests
-    have one each.
+    page_size. Its new tokens start at token query_starts[b] of the step. The first `num_decodes`
+    requests have one new token each.
     """
 
     page_table: torch.Tensor  # [R, P]
@@ -41,9 +41,9 @@ def device_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As paged_attention.py has it. q [T, H, D] (heads dense), caches [S, KH, D] -> [T, H, D].
+    """Compute paged_attention.py's formula; returns [T, H, D].
 
-    Raises ValueError on shapes that disagree.
+    q [T, H, D] has dense heads; caches are [S, KH, D]. Raises ValueError on shapes that disagree.
     """
     if k_cache.shape != v_cache.shape or q.shape[-1] != k_cache.shape[-1]:
         raise ValueError(f"q {tuple(q.shape)} and cache {tuple(k_cache.shape)} do not fit")

@@ -1,4 +1,4 @@
-"""Rows of the embedding table, also of tokens that only the device knows yet. Called by models."""
+"""Embedding lookup, including tokens that only the device knows yet. Called by the models."""
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,12 @@ def embed(
     token_rows: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [T, hidden] of table [V, hidden], and the ids [T] int64 that they belong to.
+    """Return rows [T, hidden] of table [V, hidden] and their token ids [T] int64.
 
-    Token t has the id last_tokens[token_rows[t]], which the step before sampled, where that row is
-    not negative, and input_ids[t] elsewhere. input_ids [T] and last_tokens [R] are int32 or int64,
-    token_rows [T] int32 below R. An id that is not in the table, such as the -1 of a row that
-    failed, is the nearest one that is. Raises ValueError on shapes that disagree.
+    The id of token t is last_tokens[token_rows[t]] (sampled by the previous step) if token_rows[t]
+    >= 0, else input_ids[t]. input_ids [T] and last_tokens [R] are int32 or int64, token_rows [T]
+    int32 below R. Ids are clamped to 0..V - 1, such as the -1 of a row whose sampling failed.
+    Raises ValueError on shapes that disagree.
     """
     if table.dim() != 2 or input_ids.dim() != 1 or token_rows.shape != input_ids.shape:
         raise ValueError(
@@ -42,7 +42,7 @@ def embed_reference(
     token_rows: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> torch.Tensor:
-    """The rows alone."""
+    """Return the rows [T, hidden] without the ids."""
     ids = [
         int(last_tokens[row]) if row >= 0 else given
         for given, row in zip(input_ids.tolist(), token_rows.tolist(), strict=True)

@@ -1,6 +1,6 @@
-"""Writing new keys and values into their slots of one layer's cache. Called by the models.
+"""Store new keys and values in one layer's cache. Called by rotary_kv_store.py.
 
-On a CUDA device the kernel of rotary_kv_store.py does it.
+On a CUDA device rotary_kv_store.py stores with its own kernel instead.
 """
 
 import torch
@@ -15,11 +15,11 @@ def kv_store(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """cache[out_cache_loc[t]] = new[t]. k, v [T, KH, D] (any strides); caches [S, KH, D].
+    """Set cache[out_cache_loc[t]] = new[t]. k, v [T, KH, D] (any strides); caches [S, KH, D].
 
-    out_cache_loc [T] int64: distinct slots, except that padding may repeat. Other slots keep their
-    bits. A cache of float8_e4m3fn or float8_e5m2 holds new / scale, saturated; scales are for
-    those alone. Raises ValueError on shapes that disagree.
+    out_cache_loc [T] int64: distinct slots, except that padding may repeat. Other slots do not
+    change. A float8_e4m3fn or float8_e5m2 cache holds new / scale, saturated; other types ignore
+    the scales. Raises ValueError on shapes that disagree.
     """
     for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         if new.shape[1:] != cache.shape[1:] or new.shape[:1] != out_cache_loc.shape:
@@ -35,7 +35,7 @@ def kv_store(
 
 
 def as_stored(new: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """new / scale in a type of eight bits; what is beyond its largest number becomes that."""
+    """Return new / scale in an 8-bit float type, clamped to its largest magnitude."""
     largest = torch.finfo(dtype).max
     return (new.float() / scale).clamp(-largest, largest).to(dtype)
 
@@ -43,7 +43,7 @@ def as_stored(new: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tens
 def kv_store_reference(
     new: torch.Tensor, cache: torch.Tensor, out_cache_loc: torch.Tensor
 ) -> torch.Tensor:
-    """One of the two caches after the store, as a new tensor."""
+    """Return a copy of `cache` [S, KH, D] after storing new [T, KH, D]."""
     after = cache.clone()
     for row, slot in zip(new, out_cache_loc.tolist(), strict=True):
         after[slot] = row

@@ -1,9 +1,9 @@
-"""Low-rank adapters of many requests in one step: y += B (A x), each token with its own slot's.
+"""LoRA adapters of many requests in one step: y += B (A x), with the adapter of each token's slot.
 
-Called by the models. `lora_shrink` makes A x, `lora_expand` adds B times that; between them lies
-h, which only they read. Tokens are grouped by slot on the host (plan_segments); the groups come
-to the device in LoRASegments, whose size is fixed, so that a graph can replay the ops. A token's
-result depends on no other token. No request, no name of an adapter and no policy enter.
+Called by the models. `lora_shrink` computes h = A x and `lora_expand` adds B h; nothing else reads
+h. The host groups tokens by slot (plan_segments) and copies the groups into LoRASegments of fixed
+size, so a graph can replay the ops. A token's result depends on no other token. Requests, adapter
+names and policies must not enter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ import torch
 
 from . import backend
 
-# Tokens of a chunk. Both are worked on by the same instructions in the same order; the longer
-# one reads the matrices less often, the shorter one wastes less on few tokens.
+# Tokens per chunk. Both sizes give the same bits: the same instructions run in the same order.
+# The longer one reads the matrices less often, the shorter one wastes less on few tokens.
 DECODE_CHUNK = 16
 EXTEND_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoRALinear:
-    """The adapters of one linear map, or of several on the same input (q, k and v), by slot.
+    """Adapters, by slot, of one linear map or of up to three on the same input (q, k and v).
 
-    Slot 0 is no adapter: never read. From a part's own rank up to ranks[slot] the rows of A or the
-    columns of B are zero; what lies beyond does not matter.
+    Slot 0 means no adapter and is never read. If a part's rank is below ranks[slot], its rows of A
+    or columns of B up to ranks[slot] are zero. Values beyond ranks[slot] are never read.
     """
 
     a: torch.Tensor  # [slots, parts * r_max, in], contiguous
-    b: torch.Tensor  # [slots, out, r_max], contiguous, the scaling in it; type of a
-    ranks: torch.Tensor  # [slots] int32, the largest rank of the slot's parts
-    part_sizes: tuple[int, ...]  # up to three; outputs of each part, one below the other in B
+    b: torch.Tensor  # [slots, out, r_max], contiguous, already scaled; dtype of a
+    ranks: torch.Tensor  # [slots] int32, largest rank of the parts in a slot
+    part_sizes: tuple[int, ...]  # outputs of each part, stacked in B; up to three parts
 
     def __post_init__(self) -> None:
         parts, (slots, out, r_max) = len(self.part_sizes), self.b.shape
@@ -54,7 +54,7 @@ class LoRALinear:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Which tokens have which slot, int32: chunk i is order[starts[i] : starts[i] + lens[i]]."""
+    """Tokens grouped by slot, int32: chunk i holds order[starts[i] : starts[i] + lens[i]]."""
 
     order: np.ndarray  # [T], tokens sorted by slot
     starts: np.ndarray  # [chunks]
@@ -64,7 +64,7 @@ class SegmentPlan:
 
 
 def plan_segments(slots_of_tokens: Sequence[int] | np.ndarray, chunk_tokens: int) -> SegmentPlan:
-    """Chunks of tokens with one slot each; tokens of slot 0 are in none. On the host."""
+    """Group tokens into chunks of one slot each, on the host; slot 0 gets no chunk."""
     slots = np.asarray(slots_of_tokens, dtype=np.int64)
     counts = np.bincount(slots, minlength=1)
     chunks_of = -(-counts // chunk_tokens)
@@ -85,7 +85,7 @@ def plan_segments(slots_of_tokens: Sequence[int] | np.ndarray, chunk_tokens: int
 
 
 def max_chunks(max_tokens: int, max_adapters: int, chunk_tokens: int) -> int:
-    """The most chunks that plan_segments makes of so many tokens, of up to so many slots but 0."""
+    """Return the most chunks plan_segments makes; `max_adapters` counts slots other than 0."""
     return min(max_tokens, (max_tokens + max_adapters * (chunk_tokens - 1)) // chunk_tokens)
 
 
@@ -93,7 +93,7 @@ def max_chunks(max_tokens: int, max_adapters: int, chunk_tokens: int) -> int:
 class LoRASegments:
     """A SegmentPlan on the device, int32; unused chunks have length 0 and slot 0.
 
-    The runner copies the plan of each step into the same memory, and pads it.
+    The runner copies each step's plan, padded, into the same memory.
     """
 
     order: torch.Tensor  # [T]
@@ -104,10 +104,10 @@ class LoRASegments:
 
 
 def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> torch.Tensor:
-    """h of x [T, in], whose type is that of `linear` and whose rows are dense.
+    """Compute h [splits, T, parts * r_max] float32, whose sum over splits is A x.
 
-    h [splits, T, parts * r_max] float32: the sum over splits is A x. Rows of no chunk and columns
-    beyond the rank are undefined. Raises ValueError on shapes that disagree.
+    x [T, in] has dense rows and the dtype of `linear`. Rows in no chunk and columns beyond the rank
+    are undefined. Raises ValueError on dtypes or shapes that disagree.
     """
     if x.shape[1:] != linear.a.shape[2:] or x.dtype != linear.a.dtype:
         raise ValueError(f"x {x.dtype} {tuple(x.shape)} does not fit a {tuple(linear.a.shape)}")
@@ -122,9 +122,10 @@ def lora_shrink(x: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> 
 
 
 def lora_shrink_ids(ids: torch.Tensor, linear: LoRALinear, segments: LoRASegments) -> torch.Tensor:
-    """h as lora_shrink makes it, of the one-hot vectors of ids [T] int64: columns of A.
+    """Compute lora_shrink of the one-hot vectors of ids [T] int64, that is, columns of A.
 
-    For the embedding, where A is [slots, r_max, vocab]. Ids are trusted (embedding.py).
+    For the embedding, where A is [slots, r_max, vocab]. Ids are not checked: embedding.py clamps
+    them. Raises ValueError unless ids has one dimension and `linear` one part.
     """
     if ids.dim() != 1 or len(linear.part_sizes) != 1:
         raise ValueError(f"ids {tuple(ids.shape)} of {len(linear.part_sizes)} parts: not of one")
@@ -141,10 +142,10 @@ def lora_shrink_ids(ids: torch.Tensor, linear: LoRALinear, segments: LoRASegment
 def lora_expand(
     h: torch.Tensor, linear: LoRALinear, segments: LoRASegments, y: torch.Tensor
 ) -> None:
-    """y [T, out] += B h, where h is from lora_shrink over the same segments. Rows of y are dense.
+    """Add B h to y [T, out] in place. h is lora_shrink's result for the same segments.
 
-    y is of 16 bits or float32: sums are float32 and rounded once. Rows of no chunk keep their bits.
-    Raises ValueError on shapes that disagree.
+    y has dense rows of 16-bit or 32-bit floats; sums are float32 and rounded once. Rows in no chunk
+    do not change. Raises ValueError on shapes that disagree.
     """
     if y.shape != (h.shape[1], linear.b.shape[1]) or h.shape[2] != linear.a.shape[1]:
         raise ValueError(
@@ -164,7 +165,7 @@ def lora_expand(
 
 
 def _tokens(segments: LoRASegments) -> Iterator[tuple[int, int]]:
-    """Slot and token of all that have an adapter, one by one: none is summed beside others."""
+    """Yield (slot, token) of each token with an adapter, so that each is summed alone."""
     bounds = (segments.slots.tolist(), segments.starts.tolist(), segments.lens.tolist())
     for slot, start, length in zip(*bounds, strict=True):
         if slot:
@@ -174,7 +175,7 @@ def _tokens(segments: LoRASegments) -> Iterator[tuple[int, int]]:
 def lora_reference(
     x: torch.Tensor, linear: LoRALinear, slots_of_tokens: Sequence[int]
 ) -> torch.Tensor:
-    """What is added to y [T, out], float32, token by token."""
+    """Compute what lora_expand adds to y, token by token: [T, out] float32."""
     more = torch.zeros(x.shape[0], linear.b.shape[1])
     for token, slot in enumerate(slots_of_tokens):
         if slot == 0:

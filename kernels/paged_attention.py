@@ -1,6 +1,6 @@
-"""Attention of new tokens over a paged cache, decodes and extends mixed. Called by the models.
+"""Attention over a paged cache in torch, decodes and extends mixed. Called by ForwardBatch.
 
-Every request is computed by itself, so its answer cannot depend on its batch-mates.
+Each request is computed separately, so its answer cannot depend on its batch-mates.
 """
 
 import torch
@@ -18,12 +18,12 @@ def paged_attention(
     extend_lens: list[int],
     scale: float,
 ) -> torch.Tensor:
-    """out[t, h] = softmax(scale * q[t, h] . K[:p + 1, h // G]) @ V[:p + 1, h // G].
+    """Compute out[t, h] = softmax(scale * q[t, h] . K[:p + 1, h // G]) @ V[:p + 1, h // G].
 
-    q [T, H, D] holds the new tokens request by request; K and V [L, KH, D] are the cache rows at
-    `request_slots[i]` [L] int64, and p = L - extend_lens[i] + j is the position of the j-th new
-    token of request i, so it sees all before it and itself. G = H / KH query heads share a KV head.
-    Caches [S, KH, D]. Result [T, H, D]. Raises ValueError on shapes that disagree.
+    q [T, H, D] holds the new tokens request by request. K and V [L, KH, D] are the cache rows at
+    `request_slots[i]` [L] int64; p = L - extend_lens[i] + j is the position of the j-th new token
+    of request i (causal). G = H / KH query heads share a KV head. Caches [S, KH, D]. Returns
+    [T, H, D]. Raises ValueError on shapes that disagree.
     """
     _check(q, k_cache, v_cache, request_slots, extend_lens)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -58,7 +58,7 @@ def _check(
 def _decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
 ) -> None:
-    """One token: the query heads of a group are the rows of one product, so K is read once."""
+    """Attend for one token, with the query heads of a group as rows, so K is read once."""
     heads, head_dim = q.shape[1:]
     rows = q.reshape(1, k.shape[0], heads // k.shape[0], head_dim)
     result = F.scaled_dot_product_attention(rows, k[None], v[None], scale=scale)
@@ -68,7 +68,7 @@ def _decode(
 def _extend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
 ) -> None:
-    """[KH, G, rows, D] queries against K and V broadcast over G without a copy."""
+    """Attend in blocks of queries [KH, G, rows, D]; K and V are broadcast over G uncopied."""
     length, heads, head_dim = q.shape
     kv_heads, context, _ = k.shape
     groups = heads // kv_heads
@@ -95,7 +95,7 @@ def paged_attention_reference(
     extend_lens: list[int],
     scale: float,
 ) -> torch.Tensor:
-    """Token by token and head by head."""
+    """Compute paged_attention token by token and head by head, in float32."""
     out = torch.empty_like(q, dtype=torch.float32)
     groups = q.shape[1] // k_cache.shape[1]
     token = 0

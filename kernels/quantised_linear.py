@@ -1,13 +1,13 @@
 """Linear maps with packed int8 or int4 weights and int8 activations: y = x W^T + b.
 
     int8: W ~ scale[n, k / 64] * q                 q in -127..127
-    int4: W = scale[n, k / 32] * q + min[n, k/32]  q in 0..15; GGUF's Q4_0 and Q4_1 exactly
-    int8_sub: W = scale[n, k / 32] * q             GGUF's Q8_0 exactly
-    x ~ scale[t, k / 64] * q, quantised row by row when it is used
+    int4: W = scale[n, k / 32] * q + min[n, k/32]  q in 0..15; holds GGUF Q4_0 and Q4_1 exactly
+    int8_sub: W = scale[n, k / 32] * q             holds GGUF Q8_0 exactly
+    x ~ scale[t, k / 64] * q, quantised row by row at each call
 
-Products within a group are summed as integers, the groups in ascending order in float32: a row's
-result depends on nothing but the row. Packing runs at load; the products run inside the decoder
-stack (decoder.py), and alone in `quantised_linear` for tests and benchmarks.
+Products within a group are summed as integers, groups in ascending order in float32, so a row's
+result depends on that row alone. models/packed.py packs at load; the decoder stack (decoder.py)
+multiplies. `quantised_linear` multiplies alone, for tests and benchmarks.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from .cpu.arena import Arena
 
 Kind = Literal["int8", "int4"]
 RowFormat = Literal["float32", "Q4_0", "Q4_1", "Q8_0"]
-BLOCK_ROWS = native.BLOCK  # outputs of a weight that are packed together
+BLOCK_ROWS = native.BLOCK  # weight rows (outputs) in a packed block
 _KINDS = {"int8": native.INT8, "int4": native.INT4}
 _GGUF = {
     "Q4_0": (native.INT4, native.GGUF_Q4_0, 18),
@@ -33,7 +33,7 @@ _GGUF = {
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """Rows of a weight as they come: float32 [n, k], or GGUF blocks uint8 [n, bytes of k]."""
+    """Unpacked rows of a weight: float32 [n, k], or GGUF blocks uint8 [n, bytes of k inputs]."""
 
     values: torch.Tensor
     k: int
@@ -50,7 +50,7 @@ class Rows:
 
 @dataclass(slots=True, frozen=True)
 class StreamedRows:
-    """The same, read in pieces when they are packed: each but the last of whole blocks of rows."""
+    """Rows read in pieces while they are packed. All pieces but the last are whole blocks."""
 
     pieces: Iterable[torch.Tensor]
     n: int
@@ -61,8 +61,8 @@ class StreamedRows:
 @dataclass(slots=True, frozen=True)
 class PackedWeight:
     data: torch.Tensor  # uint8
-    scales: torch.Tensor  # int16 bits of bf16 or f16
-    bias: torch.Tensor | None  # [n padded to blocks] float32
+    scales: torch.Tensor  # bf16 or f16, stored as int16
+    bias: torch.Tensor | None  # float32, n padded to whole blocks
     n: int
     k: int
     kind: int
@@ -72,7 +72,7 @@ class PackedWeight:
         return self.data.nbytes + self.scales.nbytes
 
     def struct(self) -> native.Weight:
-        """Pointers into this object's tensors: keep it alive."""
+        """Return pointers into these tensors; keep this object alive while they are used."""
         bias = None if self.bias is None else self.bias.data_ptr()
         data, scales = self.data.data_ptr(), self.scales.data_ptr()
         return native.Weight(data, scales, bias, self.n, self.k, _padded(self.k), self.kind)
@@ -87,11 +87,11 @@ def pack(
     threads: int = 1,
     arena: Arena | None = None,
 ) -> PackedWeight:
-    """Pack one weight from parts below each other, or block by block in turn (`alternate`).
+    """Pack one weight from parts stacked by rows, or interleaved by blocks (`alternate`).
 
-    Weights of one model share an `arena`. `kind` is for float rows; GGUF rows keep their own form,
-    and all parts must end up in one. Parts but the last must fill whole blocks of 16 rows unless
-    they alternate. Raises ValueError.
+    Weights of one model share an `arena`. `kind` applies to float rows; GGUF rows keep their own
+    format. Raises ValueError if the parts do not share a packed format and k, if a part but the
+    last is not a multiple of 16 rows (unless they alternate), or for malformed rows.
     """
     forms = {_form(part, kind) for part in parts}
     if len(forms) != 1 or len({part.k for part in parts}) != 1:
@@ -132,12 +132,12 @@ def pack(
 
 
 def release_memory() -> None:
-    """Give what loading has freed back to the system; call it once, when all is packed."""
+    """Return freed heap memory to the system. Call once after packing."""
     native.load().tl_release_memory()
 
 
 def unpack(weight: PackedWeight) -> torch.Tensor:
-    """The values that a packed weight stands for, [n, k] float32."""
+    """Dequantise a packed weight to [n, k] float32."""
     out = torch.empty(weight.n, weight.k)
     struct = weight.struct()
     for row in range(weight.n):
@@ -153,9 +153,10 @@ def quantised_linear(
     silu_mul: bool = False,
     isa: int | None = None,
 ) -> torch.Tensor:
-    """x [T, k] float32 -> [T, n], added to `out` if it is given; one thread.
+    """Multiply x [T, k] float32 -> [T, n] on one thread; adds to `out` if given.
 
-    `silu_mul`: the weight alternates gate and up blocks, the result is silu(gate) * up, [T, n / 2].
+    `silu_mul`: the weight alternates gate and up blocks; returns silu(gate) * up, [T, n / 2].
+    Raises ValueError if x is not float32 [T, k].
     """
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.k:
         raise ValueError(f"x must be float32 [T, {weight.k}], got {x.dtype} {list(x.shape)}")
@@ -177,7 +178,7 @@ def quantised_linear(
 
 
 def quantised_linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, k], weight [n, k] as unpacked: groups of 64 inputs of x are rounded to 8 bits."""
+    """Multiply x [T, k], rounded to 8 bits per 64 inputs, with an unpacked weight [n, k]."""
     padding = -x.shape[1] % native.GROUP
     groups = torch.nn.functional.pad(x, (0, padding)).view(x.shape[0], -1, native.GROUP)
     scale = groups.abs().amax(-1, keepdim=True) / 127

@@ -13,12 +13,12 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension (arXiv:1910.07467).
+    """Compute y = s / sqrt(mean(s^2) + eps) * weight over the last dimension (arXiv:1910.07467).
 
-    x [..., D], weight [D], result like x. s is x, or x + residual: then the sum is also written
-    into `residual`, which has the shape and type of x. The result is written into `out`, which may
-    be x itself, if that is given. On a CUDA device x is [T, D] or [T, N, D] with a dense last
-    dimension. Raises ValueError on shapes that disagree.
+    x [..., D], weight [D]; residual, out and the result have the shape and dtype of x. s is x, or
+    x + residual, which is then also stored in `residual`. `out` may be x itself. On a CUDA device x
+    is [T, D] or [T, N, D] with a dense last dimension. Raises ValueError on shapes or dtypes that
+    disagree.
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}")
@@ -36,7 +36,7 @@ def rms_norm(
     if x.dtype == torch.float32:
         y = F.rms_norm(x, weight.shape, weight, eps)
     else:
-        # The norm is rounded before the weight is applied, as the models were trained.
+        # Models were trained with the norm rounded before the weight is applied.
         y = F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
     return y if out is None else out.copy_(y)
 

@@ -1,13 +1,13 @@
-"""Rotary position embedding of whole heads, halves paired as in GPT-NeoX. Called by the models."""
+"""Rotary position embedding, halves paired as in GPT-NeoX. Called by rotary_kv_store.py."""
 
 import torch
 
 
 def apply_rotary(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """Turn, in place, pair (i, i + D/2) of every head by its position's angle (arXiv:2104.09864).
+    """Rotate pair (i, i + D/2) of every head in place by its position's angle (arXiv:2104.09864).
 
-    x [T, N, D] (any strides), positions [T] int64, cos_sin [P, D] float32: cosines, then sines, of
-    the D/2 angles of each position. Query and key heads may be given as one x.
+    x [T, N, D] (any strides), positions [T] int64, cos_sin [P, D] float32: D/2 cosines, then D/2
+    sines for each position. Query and key heads may be passed as one x.
     Raises ValueError on shapes that disagree.
     """
     if x.dim() != 3 or cos_sin.shape[-1] != x.shape[-1] or positions.shape != x.shape[:1]:
@@ -25,7 +25,7 @@ def apply_rotary(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 def apply_rotary_reference(
     x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 ) -> torch.Tensor:
-    """The same as complex numbers, into a new tensor."""
+    """Compute apply_rotary with complex numbers, into a new tensor."""
     half = x.shape[-1] // 2
     pairs = torch.complex(x[..., :half].float(), x[..., half:].float())
     angles = cos_sin[positions].float()

@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, and the store of keys and values. Called by the models."""
+"""Rotary embedding fused with the store into the KV cache. Called by the models."""
 
 import torch
 
@@ -19,12 +19,12 @@ def rotary_kv_store(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """apply_rotary on query and key heads, in place, then kv_store of key and value heads.
+    """Rotate query and key heads in place (apply_rotary), then store keys and values (kv_store).
 
     qkv [T, H + 2 KH, D]: H = num_heads queries, KH = num_kv_heads keys, then values; dense heads,
     D even. positions [T] and out_cache_loc [T] integers, cos_sin [P, D] float32 contiguous, caches
-    [S, KH, D] of qkv's type, or of eight bits and then scaled (kv_store.py). Positions and slots
-    are trusted. Raises ValueError on shapes that disagree.
+    [S, KH, D] of qkv's dtype, or 8-bit and scaled (kv_store.py). Positions and slots are not
+    range-checked. Raises ValueError on shapes that disagree.
     """
     tokens, heads, head_dim = qkv.shape
     cached = (num_kv_heads, head_dim)

@@ -1,16 +1,16 @@
-"""Choosing one token from one row of logits: penalties, filters, and the counter-based draw.
+"""Choose one token from one row of logits: penalties, filters, and the counter-based draw.
 
-Called by the runner's sampler. Each row [vocab] float32 is worked on alone, so that no result can
-depend on who shares the batch: natively, rows on several threads, or in torch operators where the
-library is missing. Per-request state lives with the caller.
+Called by the runner's sampler. Each row [vocab] float32 is processed alone, so no result can depend
+on batch-mates: by the native library on several threads, or with torch operators without it.
+Per-request state stays with the caller.
 
 The order is that of Hugging Face transformers' logits processors: penalties, bias and bans, then
-temperature, top_k, top_p, min_p, each on what the one before it left. Every filter keeps the most
-likely token, so a row with one finite logit always yields a token.
+temperature, top_k, top_p, min_p, each applied to what the previous one kept. Every filter keeps the
+most likely token, so a row with one finite logit always yields a token.
 
 The draw is the Gumbel-max trick: argmax of scaled logits plus -log(-log(u)) is distributed as their
 softmax. u is a pure function of (seed, tokens generated so far, token id), so a request yields the
-same tokens alone, in a crowd, and after a retraction; and unlike a search in a cumulative sum, a
+same tokens alone, in any batch, and after a retraction. Unlike a search in a cumulative sum, a
 rounding difference of 1e-6 in the logits changes a token about once in 1e6 draws.
 """
 
@@ -22,12 +22,12 @@ import torch
 
 from .cpu import native
 
-FAILED = -1  # instead of an id: nothing can be chosen from the row
+FAILED = -1  # returned instead of an id when the row has no valid choice
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN64 = 0x9E3779B97F4A7C15
 _LARGEST_BELOW_1 = 1.0 - 2.0**-24
-# top_p sorts only ids at least so likely, relative to the likeliest, if these hold enough mass.
+# top_p sorts only ids with at least this fraction of the top probability, if their mass suffices.
 _TOP_P_CUTS = (1e-2, 1e-4, 1e-6)
 
 
@@ -52,7 +52,7 @@ def penalise(
     seen: torch.Tensor,
     penalties: tuple[float, float, float],
 ) -> torch.Tensor:
-    """Logits [V] after (repetition, frequency, presence) penalties; the input is left alone.
+    """Apply (repetition, frequency, presence) penalties to logits [V]; returns a new tensor.
 
     `output_counts` [V] float32 counts generated ids, `seen` [V] bool marks ids of prompt or output.
     Repetition (Keskar et al. 2019, as in transformers): a seen id's positive logit is divided by
@@ -66,9 +66,9 @@ def penalise(
 
 
 def choose(rows: Sequence[torch.Tensor], hows: Sequence[Draw | None]) -> list[int]:
-    """An id from each row of logits [V] float32: drawn, or the likeliest where there is no Draw.
+    """Choose an id from each row of logits [V] float32: draw it, or take the likeliest for None.
 
-    FAILED for a row that holds NaN or infinity, or minus infinity alone.
+    Returns FAILED for a row with NaN or +inf, or with nothing but -inf.
     """
     library = native.find()
     if library is None or (rows and rows[0].device.type != "cpu"):
@@ -90,8 +90,8 @@ def _choice(logits: torch.Tensor, how: Draw | None) -> native.Choice:
 
 
 def choose_reference(logits: torch.Tensor, how: Draw | None) -> int:
-    """As choose, of one row, in torch operators."""
-    best, best_id = logits.max(dim=-1)  # NaN wins a max; of ties the lowest id does
+    """Choose an id from one row with torch operators; the reference for `choose`."""
+    best, best_id = logits.max(dim=-1)  # max propagates NaN; ties give the lowest id
     if not math.isfinite(float(best)):
         return FAILED
     if how is None:
@@ -105,13 +105,13 @@ def choose_reference(logits: torch.Tensor, how: Draw | None) -> int:
 
 
 def draw_among(ids: torch.Tensor, scaled: torch.Tensor, key: tuple[int, int]) -> int:
-    """The draw among some ids, ascending."""
+    """Draw one of `ids` [K], ascending, from scaled logits [V]."""
     winner = (scaled[ids] + gumbel(ids.to(torch.int32), key)).argmax()
     return int(ids[winner])
 
 
 def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor:
-    """Ids [K] that the filters leave, ascending. The largest `scaled` is 0."""
+    """Return the ids [K], ascending, that the filters keep. The maximum of `scaled` must be 0."""
     ids: torch.Tensor | None = None
     if 0 < how.top_k < scaled.numel():
         ids = largest(scaled, how.top_k)
@@ -120,7 +120,7 @@ def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor:
         likely = nucleus(values, how.top_p)
         ids = likely if ids is None else ids[likely]
     if how.min_p > 0.0:
-        # p >= min_p * p_max, in logs and without normalising
+        # p >= min_p * p_max in log space, where log(p_max) is 0 before normalising
         values = scaled if ids is None else scaled[ids]
         likely = (values >= math.log(how.min_p)).nonzero().squeeze(-1)
         ids = likely if ids is None else ids[likely]
@@ -129,15 +129,15 @@ def _kept(scaled: torch.Tensor, how: Draw) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` largest of values [V], ascending; of ties the lowest indices."""
+    """Return indices of the `count` largest of values [V], ascending; ties keep the lowest."""
     return _at_least(values, values.topk(count).values[-1], count)
 
 
 def nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indices that top_p keeps: those with less than top_p of the softmax's mass before them.
+    """Return the indices, ascending, that top_p keeps of scaled logits [V]; at least one.
 
-    (Holtzman et al. 2020: the smallest set of likeliest ids whose mass reaches top_p.) Ascending,
-    at least one; of ties the lowest indices.
+    That is the smallest set of likeliest ids whose softmax mass reaches top_p (Holtzman et al.
+    2020). Ties keep the lowest indices.
     """
     probs = scaled.softmax(-1)
     largest_prob = probs.amax()
@@ -154,7 +154,7 @@ def nucleus(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _at_least(values: torch.Tensor, threshold: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` indices whose values reach the count-th largest, `threshold`."""
+    """Return the indices of the `count` largest values; `threshold` is the count-th largest."""
     indices = (values >= threshold).nonzero().squeeze(-1)
     excess = indices.numel() - count
     if excess == 0:
@@ -165,18 +165,18 @@ def _at_least(values: torch.Tensor, threshold: torch.Tensor, count: int) -> torc
 
 
 def stream_key(seed: int, position: int) -> tuple[int, int]:
-    """Two signed 32-bit words for (seed, position): the splitmix64 finaliser over both."""
+    """Hash (seed, position) to two signed 32-bit words with the splitmix64 finaliser."""
     mixed = _mix64((seed_word(seed) ^ position) + _GOLDEN64)
     return _signed32(mixed), _signed32(mixed >> 32)
 
 
 def seed_word(seed: int) -> int:
-    """What stream_key needs of a seed: 64 bits, unsigned."""
+    """Hash a seed to the unsigned 64-bit word that `stream_key` mixes with the position."""
     return _mix64(seed + _GOLDEN64)
 
 
 def gumbel(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Standard Gumbel noise [N] float32 for token ids [N] int32.
+    """Compute standard Gumbel noise [N] float32 for token ids [N] int32.
 
     -log(-log(1 - u)) keeps its relative precision at small u, where the noise is large.
     """
@@ -184,10 +184,10 @@ def gumbel(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
 
 
 def uniform(ids: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
-    """Numbers [N] float32 in (0, 1), one for each of ids [N] int32.
+    """Hash ids [N] int32 to numbers [N] float32 in (0, 1).
 
     A 32-bit integer hash with two multiplications (the constants are lowbias32's, C. Wellons),
-    keyed before and between its rounds. int32 arithmetic wraps; `>>` copies the sign, hence masks.
+    keyed before and between its rounds. int32 arithmetic wraps; `>>` copies the sign: mask it.
     """
     x = ids + key[0]
     x = x ^ ((x >> 16) & 0xFFFF)

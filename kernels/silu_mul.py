@@ -1,4 +1,4 @@
-"""The gated activation of the MLP. Called by the models."""
+"""Gated activation of the MLP. Called by the models."""
 
 import torch
 import torch.nn.functional as F
@@ -7,9 +7,9 @@ from . import backend
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """y = silu(gate) * up, silu(x) = x / (1 + exp(-x)). gate_up [..., 2 I] -> [..., I].
+    """Compute silu(gate) * up, silu(x) = x / (1 + exp(-x)). gate_up [..., 2 I] -> [..., I].
 
-    The gate is the first half. Raises ValueError if there are no two halves.
+    The gate is the first half. Raises ValueError if the last dimension is odd.
     """
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up {tuple(gate_up.shape)} has no two halves")

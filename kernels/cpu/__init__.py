@@ -1,1 +1,1 @@
-"""The native library for CPUs: sources in src/, its ctypes binding in native.py."""
+"""Native library for CPUs: sources in src/, ctypes binding in native.py."""

@@ -1,7 +1,7 @@
-"""Memory in huge pages, where the system has them: what a step streams through.
+"""Memory in huge pages, where the system has them, for weights and KV.
 
-Weights and KV are read at the speed of memory, and with pages of 4 KiB much of the time goes into
-finding the pages. Called by kernels/quantised_linear.py and the runner's KV pool.
+A step reads both at memory speed, and with 4 KiB pages much of that time goes into address
+translation. Called by the packing code (kernels/, models/packed.py) and the runner's KV pool.
 """
 
 import contextlib
@@ -14,17 +14,18 @@ _ALIGN = 64
 
 
 def map_memory(num_bytes: int) -> mmap.mmap:
-    """Zeros that take no memory until they are touched."""
+    """Map `num_bytes` zero bytes, which take no memory until they are touched."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them: plain pages, only slower
+        with contextlib.suppress(OSError):  # without support plain pages only cost speed
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 class Arena:
-    """Hands out memory that is never given back alone: a piece of `chunk` bytes or more lives as
-    long as any tensor of it.
+    """An allocator for tensors that live equally long.
+
+    Memory is mapped in chunks of at least `chunk` bytes; a chunk lives as long as any tensor in it.
     """
 
     def __init__(self, chunk: int = 32 << 20) -> None:
@@ -33,7 +34,7 @@ class Arena:
         self._used = 0
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """[count] of `dtype`, zeros, aligned to a cache line."""
+        """Allocate a zeroed tensor [count] of `dtype`, aligned to a cache line."""
         num_bytes = count * dtype.itemsize
         if self._memory is None or self._used + num_bytes > len(self._memory):
             self._memory, self._used = map_memory(max(self._chunk, num_bytes)), 0

@@ -1,8 +1,8 @@
 """The C ABI of the native CPU library, bound with ctypes.
 
-Loaded after torch, so that both share one OpenMP runtime. Where the library was not built
-(TOKENLOOM_NATIVE=0 at installation), `load` says so and the torch path is used. kernels/ calls
-this, and the runner when it starts.
+Loaded after torch, so that both share one OpenMP runtime. If the library was not built
+(TOKENLOOM_NATIVE=0 at installation), `load` raises NativeMissing and callers use torch. Called by
+kernels/, and by the runner when it starts.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ INT8, INT4, INT8_SUB = 0, 1, 2  # WeightKind
 FLOAT_TO_INT8, FLOAT_TO_INT4, GGUF_Q4_0, GGUF_Q4_1, GGUF_Q8_0 = range(5)  # RowFormat
 KV_BF16, KV_INT8 = 0, 1  # KvKind
 STORE, ADD, SILU_MUL = 0, 1, 2  # Epilogue
-BLOCK = 16  # outputs in a packed block
-LORA_RANKS, LORA_INPUTS = 8, 4  # of an adapter's A, in a line of 64 bytes
-GROUP = 64  # inputs that share a scale of activations
-PHASES = (  # of a step, in the order of the library's counters
+BLOCK = 16  # weight rows (outputs) in a packed block
+LORA_RANKS, LORA_INPUTS = 8, 4  # tile of an adapter's A: one 64-byte cache line in bf16
+GROUP = 64  # inputs that share one activation scale
+PHASES = (  # profiled phases of a step, in the order of the library's counters
     "embed",
     "norm",
     "qkv",
@@ -36,7 +36,7 @@ PHASES = (  # of a step, in the order of the library's counters
 
 
 _PLAIN = "plain C++ (this processor has none of the instructions that make it fast)"
-_X86_LEVELS = (  # as tl_best_isa counts them
+_X86_LEVELS = (  # indexed by tl_best_isa
     _PLAIN,
     "AVX2 (integer products take several instructions each)",
     "AVX-VNNI (integer products of 256 bits)",
@@ -47,7 +47,7 @@ _ARM_LEVELS = (_PLAIN, "NEON with dot products (its fastest on Arm)")
 
 
 class NativeMissing(RuntimeError):
-    """The library cannot be used here; the message says why."""
+    """The native library is not built or cannot be loaded; the message says which."""
 
 
 class Weight(ctypes.Structure):
@@ -134,7 +134,7 @@ class PackJob(ctypes.Structure):
 
 @cache
 def load() -> ctypes.CDLL:
-    """Raises NativeMissing."""
+    """Load the library once per process. Raises NativeMissing."""
     spec = importlib.util.find_spec(f"{__package__}._native")
     if spec is None or spec.origin is None:
         raise NativeMissing(
@@ -151,7 +151,7 @@ def load() -> ctypes.CDLL:
 
 @cache
 def find() -> ctypes.CDLL | None:
-    """The library, or None where there is none."""
+    """Return the library, or None if it cannot be loaded."""
     try:
         return load()
     except NativeMissing:
@@ -159,7 +159,7 @@ def find() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> str:
-    """The one that the library uses on this machine, and what that means. Raises NativeMissing."""
+    """Describe the instruction set the library uses on this machine. Raises NativeMissing."""
     levels = _X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else _ARM_LEVELS
     return levels[load().tl_best_isa()]
 

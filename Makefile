@@ -2,6 +2,7 @@
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
 # make modes     the whole-server tests in each mode of the model; CI runs them in float32
+# make attack    what hostile clients, killed processes and bad places do to real servers (15 minutes)
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
 # make adapters  train the example adapters anew, some ten minutes of one core
@@ -26,13 +27,16 @@ NATIVE_TESTS := tests/kernels/test_quantised_linear.py tests/kernels/test_sampli
 STEPS ?= 1000000
 SEED ?= 0
 
-.PHONY: run test modes lint format sim mutants adapters sanitize cross clean
+.PHONY: run test attack modes lint format sim mutants adapters sanitize cross clean
 
 run: .venv/installed
 	$(BIN)/tokenloom serve $(ARGS)
 
 test: .venv/installed-for-tests build/chat-templates/fetched
 	$(BIN)/python -m pytest $(ARGS)
+
+attack: .venv/installed-for-tests
+	$(BIN)/python -m pytest tests/attack -m attack $(ARGS)
 
 # Public chat templates that the tests render, some 80 MB of download once.
 build/chat-templates/fetched: .venv/installed tests/support/public_templates.py

@@ -1,4 +1,6 @@
-"""How the kernels are run in tests: Triton's interpreted, the native CPU library's from any build.
+"""How the kernels are run in tests, and which tests run only when they are asked for.
+
+Triton's kernels are interpreted, the native CPU library's come from any build.
 
 Triton reads its environment when a kernel is defined, so it is set before anything is imported.
 
@@ -53,6 +55,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not library.is_file():
         raise pytest.UsageError(f"--native-library: there is no {library}")
     sys.meta_path.insert(0, _Exchange(library.resolve()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave attacks out unless the marker is asked for: they take many minutes."""
+    if "attack" in config.option.markexpr:
+        return
+    attacks = [item for item in items if item.get_closest_marker("attack")]
+    if attacks:
+        config.hook.pytest_deselected(items=attacks)
+        items[:] = [item for item in items if item not in attacks]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -1,1 +1,1 @@
-"""What a model's files say, read without torch: used by launcher, front, scheduler, detokenizer."""
+"""Readers of a model's files, without torch. Used by launcher, front, scheduler and detokenizer."""

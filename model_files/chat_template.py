@@ -1,6 +1,6 @@
-"""The chat template that a model's files bring, as text.
+"""Reader of the chat template in a model's files.
 
-Called by the front, which renders it. Rendering and messages do not enter.
+Called by the front and by `end_tokens`, which render it. Rendering and messages must not enter.
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ from .tokenizer import tokenizer_config
 
 @names_the_file
 def read_chat_template(path: str) -> str | None:
-    """Jinja source, or None if the model has no template. Raises ModelError.
+    """Return the Jinja source, or None if the model has no template. Raises ModelError.
 
-    In a directory chat_template.jinja goes before tokenizer_config.json.
+    In a directory chat_template.jinja takes precedence over tokenizer_config.json.
     """
     if path.endswith(".gguf"):
         return _text(metadata(open_gguf(path)).get("tokenizer.chat_template"))
@@ -28,8 +28,8 @@ def read_chat_template(path: str) -> str | None:
     return _text(tokenizer_config(path).get("chat_template"))
 
 
-def _text(value: Any) -> str | None:  # noqa: ANN401  # whatever the file holds
-    """A template may be one text, or a list of named ones of which "default" is the chat's."""
+def _text(value: Any) -> str | None:  # noqa: ANN401  # any JSON value
+    """Accept one template, or a list of named ones, of which "default" is for chats."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What a model's files say about its shape, as plain values, without torch.
+"""Reader of a model's config, from config.json or GGUF metadata, without torch.
 
-`read_config` gives the words of config.json whatever the file format; the scheduler parses them and
-decides what it can run. Tensors, tokenizers and that decision do not belong here.
+`read_config` uses the keys of config.json for both formats. Called by models/loader.py, which
+decides what can be run. Tensors, tokenizers and that decision must not enter.
 """
 
 import math
@@ -19,7 +19,7 @@ GGUF_ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Facts that change nothing in the forward pass.
+# Keys that do not change the forward pass, or are checked elsewhere.
 _GGUF_HARMLESS = {
     "vocab_size",
     "rope.scaling.finetuned",
@@ -34,13 +34,13 @@ _GGUF_HARMLESS = {
 
 @names_the_file
 def read_config(path: str) -> dict[str, Any]:
-    """The config of a directory or .gguf file in the words of config.json. Raises ModelError."""
+    """Read the config of a directory or .gguf file under config.json keys. Raises ModelError."""
     if path.endswith(".gguf"):
         return _gguf_config(open_gguf(path))
     return read_json_object(Path(path) / "config.json", required=True)
 
 
-# GGUF from here on: the keys are those of the format's specification (ggml-org/ggml, docs/gguf.md).
+# GGUF from here on; keys are from the format's specification (ggml-org/ggml, docs/gguf.md).
 
 
 def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
 
 
 def _gguf_shape(keys: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Take the keys that give shapes out of `keys`; refuse what they cannot say here."""
+    """Pop the shape keys from `keys`. Raises ModelError for unsupported values."""
     if keys.get("expert_count"):
         raise ModelError(f"{arch}.expert_count: mixture-of-experts models are not supported")
     hidden = _size(keys, "embedding_length", arch)
@@ -159,7 +159,7 @@ def _gguf_rope(keys: dict[str, Any], arch: str) -> dict[str, Any]:
 
 
 def _use_frequency_factors(rope: dict[str, Any], factors: list[float]) -> None:
-    """The file holds finished divisors of the frequencies: how converters write llama3 scaling."""
+    """Use the frequency divisors in the file, which is how converters write llama3 scaling."""
     if rope["rope_type"] != "default":
         raise ModelError(f"rope_freqs.weight beside {rope['rope_type']} scaling is not supported")
     rope |= {"rope_type": "freq_factors", "factors": factors}

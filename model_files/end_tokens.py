@@ -1,8 +1,8 @@
-"""The tokens that end an answer: the one place that decides them, from all that the files say.
+"""Decides which tokens end an answer, from a model's files.
 
-Called by the scheduler once, at start. A file may name the end of a text and leave out the end of a
-turn, or name neither. So three sources count: ids that the files call an end, control tokens with a
-name that always means one, and the token that the chat template writes behind an answer.
+Called once by the scheduler, at start. Files may declare the end of a text but not of a turn, or
+neither. So three sources count: ids declared as an end, control tokens whose name always means an
+end, and the token that the chat template writes after an answer. Requests must not enter.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from .template_engine import ChatTemplate, TemplateRefusal
 from .tokenizer import read_added_tokens, read_special_tokens, token_id
 
 _GGUF_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_PLACE = "Zqanswerqz"
+_PLACE = "Zqanswerqz"  # stands for the answer when the template is rendered
 
 
 @dataclass(frozen=True, slots=True)
 class EndToken:
     id: int
-    text: str  # empty if the files do not say it
-    why: tuple[str, ...]
+    text: str  # empty if the files do not give it
+    why: tuple[str, ...]  # the sources that declare it
 
     def __str__(self) -> str:
         return f"{self.text} ({self.id}: {', '.join(self.why)})"
@@ -35,7 +35,7 @@ class EndToken:
 @dataclass(frozen=True, slots=True)
 class EndTokens:
     tokens: tuple[EndToken, ...]  # ascending ids
-    mistyped: tuple[str, ...] = ()  # markers that a GGUF file types as ordinary text
+    mistyped: tuple[str, ...] = ()  # markers that the GGUF file gives the type of ordinary text
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -44,17 +44,17 @@ class EndTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the files of either format say."""
+    """Facts about end tokens in the files of either format."""
 
-    ends: list[tuple[int, str]]  # ids that they call an end, and where
-    control: dict[str, int]  # tokens that are no part of an answer's text
-    texts: dict[int, str]
+    ends: list[tuple[int, str]]  # (id declared as an end, where)
+    control: dict[str, int]  # token -> id of tokens that are not shown in an answer
+    texts: dict[int, str]  # id -> token
     mistyped: tuple[str, ...] = ()
 
 
 @names_the_file
 def read_end_tokens(path: str) -> EndTokens:
-    """Of a directory or .gguf file. Raises ModelError."""
+    """Find the end tokens of a directory or .gguf file. Raises ModelError."""
     said = _in_gguf(path) if path.endswith(".gguf") else _in_directory(path)
     ends = [*said.ends, *((said.control[name], "name") for name in _named_ends(said.control))]
     turn_end = _turn_end(path, said.control)
@@ -75,7 +75,7 @@ def _named_ends(control: dict[str, int]) -> list[str]:
 
 
 def _turn_end(path: str, control: dict[str, int]) -> str | None:
-    """The control token that the chat template writes right behind an answer."""
+    """Return the control token that the chat template writes directly after an answer, if any."""
     source = read_chat_template(path)
     if source is None:
         return None
@@ -116,7 +116,7 @@ def _in_directory(path: str) -> _Said:
         ends.append((end, "tokenizer_config.json"))
     added = read_added_tokens(path)
     control = {token.content: token.id for token in added if token.special}
-    # One that is called an end is one, though some files say that it is text.
+    # Some files type a token with an end name as text; the name decides.
     control |= {token.content: token.id for token in added if token.content in ENDS_BY_NAME}
     return _Said(ends, control, {token.id: token.content for token in added})
 

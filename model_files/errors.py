@@ -1,4 +1,4 @@
-"""ModelError: a model or an adapter that cannot be served, named with the reason and what to do."""
+"""Errors of models and adapters that cannot be served. Raised by all readers of their files."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,17 +9,17 @@ R = TypeVar("R")
 
 
 class ModelError(ValueError):
-    pass
+    """A model that cannot be served; the message says why and what to do."""
 
 
 class AdapterError(ModelError):
-    """A LoRA adapter that cannot be served with this model; the model itself is not touched."""
+    """A LoRA adapter that cannot be served with this model. The model is still served."""
 
 
 def names_the_file(
     read: Callable[Concatenate[str, P], R],
 ) -> Callable[Concatenate[str, P], R]:
-    """Decorate a reader of a path: its ModelErrors name the path, so that it need not."""
+    """Decorate a reader whose first argument is a path, to add the path to its ModelErrors."""
 
     @wraps(read)
     def named(path: str, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file as plain values, read without torch.
+"""Reader of the metadata of a GGUF file, without torch.
 
-Called by config and by the text side; the tensors are read by the scheduler's weights loader.
-Nothing about a particular architecture enters here.
+Called by `config`, the tokenizer modules and models/gguf_weights.py, which reads the tensors. Facts
+about particular architectures must not enter.
 """
 
 import math
@@ -22,10 +22,10 @@ Metadata = dict[str, Any]
 
 
 class _Reader(GGUFReader):
-    """The package's reader, except that an array is taken in one go and ends are checked.
+    """The gguf package's reader, with arrays read at once and truncated files refused.
 
-    The original makes several numpy views an element, which costs seconds for a vocabulary, and
-    takes what is left of a file that is cut short.
+    The original makes several numpy views per element, which costs seconds for a vocabulary, and
+    silently accepts a truncated file.
     """
 
     def _get(
@@ -61,7 +61,7 @@ class _Reader(GGUFReader):
         return 12 + values.nbytes, [values], [0], kinds
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        """Check first that the file holds what its header lists, and name what is missing."""
+        """Build the tensors. Raises ModelError if the file ends before a tensor's data."""
         for field in fields:
             end = start_offs + _data_end(field)
             if end > len(self.data):
@@ -73,7 +73,7 @@ class _Reader(GGUFReader):
 
 
 def _data_end(field: ReaderField) -> int:
-    """Where a tensor's data ends, in bytes from the beginning of all data. Raises ModelError."""
+    """Return the end of a tensor's data, in bytes from the start of all data. Raises ModelError."""
     _, _, _, dims, raw_type, offset = field.parts
     try:
         kind = GGMLQuantizationType(int(raw_type[0]))
@@ -87,7 +87,10 @@ def _data_end(field: ReaderField) -> int:
 
 
 def _string_ends(view: memoryview, start: int, count: int) -> list[int]:
-    """Where each of `count` strings (a 64-bit length, then bytes) ends, with `start` in front."""
+    """Return `start`, then the end of each of `count` strings (a 64-bit length, then bytes).
+
+    Raises ValueError if the file is too short.
+    """
     if count * 8 > len(view) - start:
         raise ValueError("the file ends inside an array of strings")
     ends = [start]
@@ -100,7 +103,7 @@ def _string_ends(view: memoryview, start: int, count: int) -> list[int]:
 
 
 def open_gguf(path: str | Path) -> GGUFReader:
-    """Map the file. Raises ModelError if it is no complete, little-endian GGUF file."""
+    """Map the file. Raises ModelError if it is not a complete, little-endian GGUF file."""
     refuse_pointer(Path(path))
     try:
         reader = _Reader(path)
@@ -114,7 +117,7 @@ def open_gguf(path: str | Path) -> GGUFReader:
 
 
 def metadata(reader: GGUFReader) -> Metadata:
-    """All key-value pairs; arrays as lists. Raises ModelError for text that is not UTF-8."""
+    """Return all key-value pairs, arrays as lists. Raises ModelError for invalid UTF-8."""
     found: Metadata = {}
     for name, field in reader.fields.items():
         try:
@@ -125,7 +128,7 @@ def metadata(reader: GGUFReader) -> Metadata:
 
 
 def text(meta: Metadata, key: str) -> str | None:
-    """The value of a key that holds text; None if it is absent. Raises ModelError."""
+    """Return the text at `key`, or None if absent. Raises ModelError for another type."""
     value = meta.get(key)
     if value is not None and not isinstance(value, str):
         raise ModelError(f"{key} must be text, got {value!r:.80}")
@@ -147,7 +150,7 @@ def flag(meta: Metadata, key: str, default: bool) -> bool:
 
 
 def texts(meta: Metadata, key: str) -> list[str]:
-    """The entries of an array of texts; empty if the key is absent."""
+    """Return the array of texts at `key`, or [] if absent. Raises ModelError for another type."""
     return _entries(meta, key, str, "texts")
 
 
@@ -157,7 +160,7 @@ def numbers(meta: Metadata, key: str) -> list[int | float]:
 
 def _entries(meta: Metadata, key: str, kind: type | tuple[type, ...], what: str) -> list[Any]:
     values = meta.get(key, [])
-    # An array has one type: its first entry tells that of all.
+    # A GGUF array has one type, so checking the first entry is enough.
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values[:1]):
         raise ModelError(f"{key} must be an array of {what}")
     return values

@@ -1,8 +1,8 @@
 """A tokenizer built from the vocabulary inside a GGUF file: byte-level BPE or SentencePiece BPE.
 
-Called by `tokenizer`; `gguf_vocabulary` reads and checks what the file says. The name of a
-pre-tokenizer is spelled out here in a table; a name that is not in it is refused, since a guess
-would change every prompt. Behaviour is llama.cpp's.
+Called by `tokenizer`; `gguf_vocabulary` reads and checks the vocabulary. A table here maps
+pre-tokenizer names to rules; an unknown name is refused, since a guess would change every prompt.
+Behaviour follows llama.cpp.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ _CL100K_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class _Pre:
-    """How a byte-level vocabulary cuts text into words before merging."""
+    """Rules by which a byte-level vocabulary splits text into words before merging."""
 
-    splits: tuple[str, ...]  # regular expressions, one after the other, on what the last left
-    ignore_merges: bool = False  # a whole word that is a token is taken without merging
-    adds_bos: bool = False  # where the file does not say
+    splits: tuple[str, ...]  # regular expressions, applied in turn to the pieces of the last
+    ignore_merges: bool = False  # a word that is a token is not merged
+    adds_bos: bool = False  # default if the file has no add_bos_token
     nfc: bool = False
 
 
@@ -40,7 +40,7 @@ _LLAMA3 = _Pre(
     ignore_merges=True,
     adds_bos=True,
 )
-# The original tokenizer normalises to NFC, which the file does not mention.
+# The original tokenizer normalises to NFC; the GGUF file does not record it.
 _QWEN2 = _Pre((_CL100K_HEAD + r"\p{N}" + _CL100K_TAIL,), nfc=True)
 _DEFAULT = _Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
@@ -65,7 +65,7 @@ _PRE_TOKENIZERS = {
 
 
 def gguf_tokenizer(meta: Metadata) -> Tokenizer:
-    """Raises ModelError for a kind of vocabulary or a pre-tokenizer that is not known."""
+    """Build the tokenizer. Raises ModelError for an unknown vocabulary type or pre-tokenizer."""
     kind = text(meta, "tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level_bpe(meta)
@@ -105,7 +105,7 @@ def _sentencepiece_bpe(meta: Metadata) -> Tokenizer:
     if meta.get("tokenizer.ggml.precompiled_charsmap"):
         raise ModelError("a SentencePiece vocabulary with a normalisation map is not supported")
     vocabulary = read_vocabulary(meta)
-    # A user-defined token is matched in the text as the user writes it.
+    # User-defined tokens are matched in raw text, which has plain spaces.
     tokens = [
         token.replace(SPACE, " ") if kind == TokenType.USER_DEFINED else token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
@@ -119,7 +119,7 @@ def _sentencepiece_bpe(meta: Metadata) -> Tokenizer:
             byte_fallback=TokenType.BYTE in vocabulary.types,
         )
     )
-    # Every stretch of plain text gets the space in front, also after a special token.
+    # Each run of plain text gets a leading space, also after a special token.
     prefixed = flag(meta, "tokenizer.ggml.add_space_prefix", True)
     front = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
@@ -145,7 +145,7 @@ def _unknown(meta: Metadata, tokens: list[str]) -> str:
 
 
 def _add_tokens(tokenizer: Tokenizer, typed_tokens: Iterable[tuple[str, int]]) -> None:
-    """Control tokens are special (not part of an answer's text), user-defined ones are text."""
+    """Add control tokens as special (not shown in an answer) and user-defined tokens as text."""
     control = (TokenType.CONTROL, TokenType.UNKNOWN)
     special, plain = [], []
     for token, kind in typed_tokens:

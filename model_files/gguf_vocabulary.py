@@ -1,8 +1,8 @@
-"""The vocabulary inside a GGUF file: its tokens, what kind each is, merges, scores, special roles.
+"""The vocabulary inside a GGUF file: tokens, their types, merges, scores and special roles.
 
-Called by `gguf_tokenizer`, which builds a tokenizer of it, and by `end_tokens`. Key names and token
-types are those of the GGUF specification. Everything here is checked, and what is wrong is named by
-its key; the callers add the file's name.
+Called by `gguf_tokenizer`, `tokenizer` and `end_tokens`. Key names and token types are those of the
+GGUF specification. Everything is checked, and errors name the key; the callers add the file's name.
+Building a tokenizer must not enter.
 """
 
 import re
@@ -26,7 +26,7 @@ _CONTROL_SHAPE = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`types` are as they are used: markers in `mistyped` were ordinary text in the file."""
+    """Checked contents of a vocabulary. `types` are corrected for the tokens in `mistyped`."""
 
     tokens: list[str]
     types: list[int]
@@ -34,7 +34,7 @@ class Vocabulary:
     mistyped: tuple[str, ...] = ()
 
     def control(self) -> dict[str, int]:
-        """Token -> id of those that are no part of an answer's text."""
+        """Return token -> id of the control tokens, which are not shown in an answer."""
         return {
             token: token_id
             for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -43,14 +43,14 @@ class Vocabulary:
 
 
 def read_vocabulary(meta: Metadata) -> Vocabulary:
-    """Raises ModelError for what is missing, malformed or contradicts itself."""
+    """Read and check a vocabulary. Raises ModelError for missing or inconsistent keys."""
     tokens, types = _tokens(meta), _token_types(meta)
     vocabulary = Vocabulary(tokens, types, _merges(meta, tokens, types))
     return _with_markers(vocabulary, _template_texts(meta))
 
 
 def gguf_tokenizer_size(meta: Metadata) -> int:
-    """Ids that can be spelled: rows of type UNUSED at the end only fill up the embedding."""
+    """Count the ids, without trailing UNUSED tokens, which only pad the embedding."""
     size = len(_tokens(meta))
     types = _token_types(meta)
     while size and types[size - 1] == TokenType.UNUSED:
@@ -59,7 +59,7 @@ def gguf_tokenizer_size(meta: Metadata) -> int:
 
 
 def gguf_special_tokens(meta: Metadata) -> dict[str, str]:
-    """Role -> token, for the roles of templates whose id in the file is one of its tokens."""
+    """Return role -> token for the template roles whose id is a valid token id."""
     tokens = _tokens(meta)
     ids = {role: integer(meta, f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
     return {role: tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
@@ -109,11 +109,11 @@ def _listed_merges(meta: Metadata, known: set[str]) -> list[tuple[str, str]]:
 
 
 def _with_markers(vocabulary: Vocabulary, template_texts: list[str]) -> Vocabulary:
-    """Give markers of the template that are typed as ordinary text the type that they need.
+    """Correct the types of template markers that the file types as ordinary text.
 
-    Some converters write such files, and the markers would be spelled in letters. A token that no
-    merge makes cannot be meant as text. One that ends answers by its name is control whatever its
-    type, as in llama.cpp.
+    Some converters write such files, and the markers would be split into letters. A token that no
+    merge produces cannot be ordinary text. One with a name in ENDS_BY_NAME becomes control, as in
+    llama.cpp.
     """
     made = {left + right for left, right in vocabulary.merges}
     types, mistyped = list(vocabulary.types), []
@@ -136,7 +136,7 @@ def _with_markers(vocabulary: Vocabulary, template_texts: list[str]) -> Vocabula
 
 
 def _template_texts(meta: Metadata) -> list[str]:
-    """The template's source, and a rendering: some build their markers, `'<|' + role + '|>'`."""
+    """Return the template's source and renderings; some build markers as `'<|' + role + '|>'`."""
     source = meta.get("tokenizer.chat_template")
     if not isinstance(source, str):
         return []

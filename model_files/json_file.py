@@ -1,4 +1,4 @@
-"""Reads a JSON object from a model's directory. Called by the readers of config and tokenizer."""
+"""Reader of JSON files in a model's directory. Called by the other readers of a model's files."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .pointer import refuse_pointer
 
 
 def read_json_object(file: Path, *, required: bool = False) -> dict[str, Any]:
-    """Empty if there is no such file and it is not required. Raises ModelError."""
+    """Read a JSON object; {} if the file is absent and not required. Raises ModelError."""
     if not required and not file.is_file():
         return {}
     refuse_pointer(file)

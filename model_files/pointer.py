@@ -1,4 +1,4 @@
-"""Recognises a Git LFS pointer: a small text that a clone leaves in place of a large file."""
+"""Detects Git LFS pointers: small texts that a clone without LFS has instead of large files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _BEGINNING = b"version https://git-lfs"
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raises ModelError with what to do if `file` is a pointer; other faults are the reader's."""
+    """Raise ModelError if `file` is a pointer. Unreadable files are not an error here."""
     try:
         with file.open("rb") as opened:
             beginning = opened.read(len(_BEGINNING))

@@ -1,7 +1,7 @@
-"""From what `--model` says to a path on this machine: a directory or a .gguf file.
+"""Resolves `--model` to a local path: a directory or a .gguf file.
 
-Called by the launcher once, before any child starts. Nothing is parsed here beyond what tells one
-kind of model from another, and the embedded model's package is read as files, never imported.
+Called once by the launcher, before any child starts. Must not parse a model's files or import the
+embedded model's package, which is only located.
 """
 
 import re
@@ -17,9 +17,9 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 def resolve_model(model: str | None, revision: str | None) -> str:
-    """The local path of a model: None is the embedded one, else a path or a hub name.
+    """Return the local path of a model: the embedded one for None, else a path or a hub name.
 
-    `revision` belongs to hub names alone. Raises ModelError with what to do.
+    `revision` is for hub names only. Raises ModelError, which says what to do.
     """
     path = None if model is None else Path(model).expanduser()
     if revision is not None and (path is None or path.exists()):
@@ -38,7 +38,7 @@ def resolve_model(model: str | None, revision: str | None) -> str:
 
 
 def model_name(path: str, asked: str | None) -> str:
-    """The name a model is served under by default; `path` is what resolve_model(asked) gave."""
+    """Return the default name of a served model; `path` is the result of resolve_model(asked)."""
     if asked is None:
         return EMBEDDED_NAME
     if not Path(asked).expanduser().exists():
@@ -74,7 +74,7 @@ def _in_directory(path: Path) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    # A costly import that local models never need.
+    # A slow import that local models do not need.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RevisionResolutionError
 

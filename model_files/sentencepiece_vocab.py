@@ -1,6 +1,6 @@
 """Merge rules for a SentencePiece BPE vocabulary, which has only pieces and scores.
 
-Called by `gguf_tokenizer`. Nothing about files enters here.
+Called by `gguf_vocabulary`. File formats must not enter.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 def derive_merges(
     tokens: Sequence[str], scores: Sequence[float], pieces: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """Pairs, best first, so that merging by rank does what SentencePiece does by score.
+    """Return merge pairs, best first, so that merging by rank equals SentencePiece's by score.
 
     SentencePiece joins the neighbours whose union is the piece with the best score, the leftmost
-    first (bpe_model.cc). So each way to cut a piece in two pieces is a rule with the score of the
-    whole. `pieces` are the ids that text may be spelled with; single characters need no rule.
+    first (bpe_model.cc). So each split of a piece into two pieces is a rule with the score of the
+    whole. `pieces` are the ids that text may be encoded to.
     """
     known = {tokens[i]: i for i in pieces}
     rules: list[tuple[float, int, int, str, str]] = []

@@ -1,4 +1,4 @@
-"""Names by which chat models call the token that ends a turn or a text, whoever made the file."""
+"""Names of tokens that end a turn or a text. Used by `gguf_vocabulary` and `end_tokens`."""
 
 ENDS_BY_NAME = frozenset(
     {
@@ -20,5 +20,5 @@ ENDS_BY_NAME = frozenset(
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )
-# With this one in the vocabulary, <|end|> ends a message of which an answer has several.
+# If the vocabulary has this token, an answer has several messages and <|end|> ends one of them.
 ENDS_SEVERAL_MESSAGES = "<|return|>"

@@ -1,7 +1,7 @@
-"""Compiles and renders chat templates in a sandbox, with the helpers that transformers gives them.
+"""Compiles and renders chat templates in a sandbox, with the helpers that transformers provides.
 
-Called by the front for every chat, and once at start by `end_tokens`. transformers'
-`apply_chat_template` is the standard that templates are written for. Tokenizers do not enter.
+Called by the front for every chat, and at start by `end_tokens` and `gguf_vocabulary`. Templates
+are written for transformers' `apply_chat_template`. Tokenizers must not enter.
 """
 
 import json
@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import ModelError
 
-# What a template may raise on messages it was not made for.
+# Exceptions that a template may raise on messages that it does not support.
 _REFUSALS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -30,12 +30,15 @@ _REFUSALS = (
 
 
 class TemplateRefusal(ValueError):
-    """The template cannot or will not render these messages; the text says why."""
+    """The template failed on these messages or rejected them; the message says why."""
 
 
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: role -> token, as variables of the template. Raises ModelError."""
+        """Compile a template. `special_tokens` (role -> token) become its variables.
+
+        Raises ModelError for a syntax error.
+        """
         self.source = source
         self.special_tokens = special_tokens
         self._compiled = _compile(source)
@@ -43,7 +46,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> str:
-        """The conversation as text. Raises TemplateRefusal."""
+        """Render a conversation to text. Raises TemplateRefusal."""
         variables: dict[str, Any] = {"tools": None, "documents": None, **self.special_tokens}
         try:
             text = self._compiled.render(
@@ -56,7 +59,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's part for training; here it is its body."""
+    """`{% generation %}`, which marks the assistant's part for training; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # the attribute is the library's
 
@@ -93,7 +96,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja's own, this does not escape for HTML."""
+    """Encode as JSON without jinja's HTML escapes, as transformers does."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,8 +1,8 @@
-"""The tokenizer of a model's files, whatever their format, and the names of its special tokens.
+"""Loader of a model's tokenizer and of the names of its special tokens.
 
-Called by the front (text to ids), the detokenizer (ids to text) and the scheduler (how many ids
-can be spelled). A directory brings a tokenizer.json; the vocabulary of a .gguf file is built in
-`gguf_tokenizer`. Chat templates and requests do not enter.
+Called by the front (text to ids), the detokenizer (ids to text) and the scheduler (number of ids).
+Reads tokenizer.json in a directory; `gguf_tokenizer` builds that of a .gguf file. Chat templates
+and requests must not enter.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from .pointer import refuse_pointer
 
 
 class AddedTokenFields(msgspec.Struct):
-    """A token as tokenizer.json and tokenizer_config.json write it."""
+    """An added token in tokenizer.json or tokenizer_config.json."""
 
     id: int
     content: str
@@ -31,7 +31,7 @@ class AddedTokenFields(msgspec.Struct):
     normalized: bool | None = None
 
     def flags(self) -> dict[str, bool]:
-        """Those that the file sets, as arguments of the library's AddedToken."""
+        """Return the flags that the file sets, as arguments of the library's AddedToken."""
         names = ("single_word", "lstrip", "rstrip", "normalized")
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None} | {
@@ -48,15 +48,15 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[AddedTokenFields] = []
 
 
-# Roles that chat templates may name; each is a variable of the template when the model has it.
+# Roles of special tokens; each that the model has becomes a variable of its chat template.
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @names_the_file
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a directory or .gguf file. Raises ModelError, naming what is missing.
+    """Load the tokenizer of a directory or .gguf file. Raises ModelError.
 
-    `encode` adds BOS where the model wants one. EOS is never added: a prompt is to be continued.
+    `encode` adds BOS if the model asks for it.
     """
     if path.endswith(".gguf"):
         return gguf_tokenizer(metadata(open_gguf(path)))
@@ -66,7 +66,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"tokenizer.json of {path} cannot be read: {error}") from error
-    # Some files carry the cutting and padding of their training run.
+    # Some files keep the truncation and padding of their training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_declared_tokens(tokenizer, tokenizer_config(path))
@@ -74,24 +74,24 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of `text` with nothing added; the work does not hold up the threads beside it.
+    """Encode `text` without special tokens, releasing the GIL while encoding.
 
-    The library gives up the interpreter's lock for batches only.
+    The library releases it for batches only.
     """
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
 
 def text_encoding(tokenizer: Tokenizer, text: str) -> Encoding:
-    """As `text_ids`, with the place of each token in `text`, which takes longer."""
+    """Encode as `text_ids` does, with each token's offsets in `text`, which is slower."""
     return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 @names_the_file
 def tokenizer_size(path: str) -> int:
-    """The number of ids that the tokenizer can spell: its highest id plus one.
+    """Return the tokenizer's highest id plus one, without building the tokenizer.
 
-    Embedding rows beyond it are padding that must not be sampled. Nothing is built to find out.
+    Embedding rows beyond it are padding that must not be sampled. Raises ModelError.
     """
     if path.endswith(".gguf"):
         return gguf_tokenizer_size(metadata(open_gguf(path)))
@@ -102,13 +102,13 @@ def tokenizer_size(path: str) -> int:
 
 
 def read_added_tokens(path: str) -> list[AddedTokenFields]:
-    """The tokens of a directory that are matched in text first; none without a tokenizer.json."""
+    """Return the added tokens that a directory's tokenizer files declare. Raises ModelError."""
     file = Path(path) / "tokenizer.json"
     return _added(_tokenizer_file(file) if file.is_file() else _TokenizerFile(_Model({})), path)
 
 
 def token_id(path: str, text: str) -> int | None:
-    """The id that a directory's files give a token."""
+    """Return the id of a token in a directory's files, or None. Raises ModelError."""
     for token in reversed(read_added_tokens(path)):
         if token.content == text:
             return token.id
@@ -116,13 +116,13 @@ def token_id(path: str, text: str) -> int | None:
     vocab = _tokenizer_file(file).model.vocab if file.is_file() else {}
     if isinstance(vocab, dict):
         return vocab.get(text)
-    # Unigram models list [piece, score] in the order of ids.
+    # A Unigram vocabulary is a list of [piece, score] in id order.
     return next((i for i, entry in enumerate(vocab) if entry[0] == text), None)
 
 
 @names_the_file
 def read_special_tokens(path: str) -> dict[str, str]:
-    """Role -> token, for the SPECIAL_ROLES that the files name."""
+    """Return role -> token for the SPECIAL_ROLES that the files define. Raises ModelError."""
     if path.endswith(".gguf"):
         return gguf_special_tokens(metadata(open_gguf(path)))
     found: dict[str, str] = {}
@@ -139,7 +139,7 @@ def read_special_tokens(path: str) -> dict[str, str]:
 
 
 def tokenizer_config(path: str) -> dict[str, Any]:
-    """tokenizer_config.json of a directory; empty if there is none. Raises ModelError."""
+    """Read tokenizer_config.json of a directory; {} if absent. Raises ModelError."""
     return read_json_object(Path(path) / "tokenizer_config.json")
 
 
@@ -165,12 +165,12 @@ def _tokenizer_file(file: Path) -> _TokenizerFile:
 
 
 def _added(file: _TokenizerFile, path: str) -> list[AddedTokenFields]:
-    """Those of tokenizer.json, then those that tokenizer_config.json declares."""
+    """Return the added tokens of tokenizer.json, then those of tokenizer_config.json."""
     return [*file.added_tokens, *_declared(tokenizer_config(path)).values()]
 
 
 def _declared(config: dict[str, Any]) -> dict[int, AddedTokenFields]:
-    """Tokens of tokenizer_config.json by id. Raises ModelError."""
+    """Return added tokens of tokenizer_config.json by id. Raises ModelError."""
     where = "tokenizer_config.json: added_tokens_decoder"
     try:
         listed = msgspec.convert(
@@ -185,7 +185,7 @@ def _declared(config: dict[str, Any]) -> dict[int, AddedTokenFields]:
 
 
 def _add_declared_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    """Tokens that only tokenizer_config.json declares, under the ids it gives them."""
+    """Add tokens that only tokenizer_config.json declares. Raises ModelError if an id differs."""
     known = tokenizer.get_added_tokens_decoder()
     for token_id, fields in sorted(_declared(config).items()):
         if token_id in known:

@@ -44,6 +44,7 @@ PAGES = [
             "kernels",
             "limits",
             "lora",
+            "reliability",
             "scheduling",
             "testing",
         )
@@ -272,3 +273,11 @@ def test_the_finding_itself() -> None:
         ["make", "y"],
     ]
     assert rows(text) == [["1", "`z`"]]
+
+
+def test_the_tests_that_hold_mended_faults_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page("docs/reliability.md"))
+    assert len(named) > 60
+    for path, test in named:
+        assert (ROOT / path).is_file(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"

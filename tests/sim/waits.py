@@ -1,4 +1,4 @@
-"""I21 and I22: whoever needs nothing that is scarce starts, and so does whoever outranks the rest.
+"""I24 and I25: whoever needs nothing that is scarce starts, and so does whoever outranks the rest.
 
 Owned by `World`. Looks at the scheduler when it has tried the waiting requests of a step.
 """
@@ -88,7 +88,7 @@ class Waits:
         for req in waiting:
             lacks = req.lora_id in self._without_slot
             assert lacks or leaders.held_from(req) is not None, (
-                f"I21: {req.rid} waits, though it lacks nothing"
+                f"I24: {req.rid} waits, though it lacks nothing"
             )
 
     def _check_first(self, req: Req, leaders: PrefixLeaders, adder: PrefillAdder) -> None:
@@ -101,7 +101,7 @@ class Waits:
                 for one in running
             )
             tried = adder.has_budget_for(req) and adder._first_piece(req) > 0
-            assert not (outranks and tried), f"I22: {req.rid} waits for lower priorities"
+            assert not (outranks and tried), f"I25: {req.rid} waits for lower priorities"
         users = [one for one in running if one.lora_id]
         higher = any(one.priority >= req.priority for one in users)
         waits = req.lora_id in self._without_slot and not higher
@@ -110,7 +110,7 @@ class Waits:
         if steps > 1:
             self._count("the first in order waits for a slot")
         turn = 2 * core._limits.context_length + 2 * MAX_LAUNCHED
-        assert steps <= turn, f"I22: {req.rid} waits for a slot that lower priorities have"
+        assert steps <= turn, f"I25: {req.rid} waits for a slot that lower priorities have"
 
 
 def _by_priority(req: Req) -> tuple[int, int]:

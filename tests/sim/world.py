@@ -2,7 +2,7 @@
 
 An event is a small list that JSON can carry, and any subset of a history is a history: what makes
 no sense at its moment (a result without a step) does nothing. `clients` makes histories up, `run`
-replays and shrinks them. The numbers of laws, I1 to I21, are explained in docs/testing.md.
+replays and shrinks them. The numbers of laws, I1 to I25, are explained in docs/testing.md.
 """
 
 import math

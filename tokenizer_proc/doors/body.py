@@ -64,7 +64,7 @@ class BodyReader(Generic[T]):
 
 def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[V]", where: str = "") -> V:
     if not body:
-        raise InvalidRequest(where or "body", "the body is empty")
+        raise InvalidRequest(where or "body", "the body is empty: it must be a JSON object")
     try:
         return decoder.decode(body)
     except RecursionError:
@@ -127,5 +127,5 @@ def _named(message: str, where: str) -> InvalidRequest:
         param = f"{param}.{missing.group(1)}".lstrip(".")
     if where:
         param = where + param if param.startswith("[") else param or where
-    param = shortened(param or "body")
-    return InvalidRequest(param, f"{param}: {shortened(text)}")
+    param = shortened(param)
+    return InvalidRequest(param or "body", f"{param or 'the JSON body'}: {shortened(text)}")

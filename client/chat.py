@@ -21,7 +21,8 @@ from .sync import Client
 
 CONNECT_SECONDS = 5.0
 # For a model whose files recommend nothing: the API's own 1.0 makes small models talk nonsense.
-SOBER: RequestOptions = {"temperature": 0.3, "top_p": 0.9}
+# The penalty keeps them from repeating one sentence until the context is full.
+SOBER: RequestOptions = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
@@ -173,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     sampling = parser.add_argument_group(
         "sampling",
         "By default as the model's generation_config.json recommends; where it has none, "
-        f"temperature {SOBER['temperature']:g} and top-p {SOBER['top_p']:g}.",
+        f"temperature {SOBER['temperature']:g}, top-p {SOBER['top_p']:g} and repetition penalty "
+        f"{SOBER['repetition_penalty']:g}.",
     )
     for flag, kind, letter, what in (
         ("--temperature", float, "T", "0 takes the likeliest token, 1 draws as the model says"),

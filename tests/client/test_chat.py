@@ -71,8 +71,8 @@ def test_sampling_is_sober_unless_the_model_or_the_user_says_otherwise(setup: Se
     say(setup, "one\n", "--top-k", "5", "--top-p", "0.5", "--repetition-penalty", "1.2")
     used = [stream.sampling for stream in setup.front.streams]
     assert used == [
-        SamplingParams(temperature=0.3, top_p=0.9),
-        SamplingParams(temperature=0.9, top_p=0.9),
+        SamplingParams(temperature=0.2, top_p=0.9, repetition_penalty=1.1),
+        SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.1),
         SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1),
         SamplingParams(temperature=0.6, top_p=0.5, top_k=5, repetition_penalty=1.2),
     ]

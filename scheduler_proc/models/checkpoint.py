@@ -1,8 +1,8 @@
-"""What a loader needs of a model's files, whatever their format, and the checks that hold for all.
+"""The Checkpoint interface to a model's weights, with checks and readers for every format.
 
-A Checkpoint reads rows of one tensor at a time, so no tensor has to be in memory as a whole: a
-loader holds the file's pages, what it has built and a few pieces. The formats are in
-weights.py (safetensors), gguf_weights.py (GGUF) and dummy_weights.py (made up).
+Called by loader.py and packed.py. A Checkpoint reads a few rows of one tensor at a time, so loading
+never holds a whole tensor beside what it builds. File formats must not enter: see weights.py
+(safetensors), gguf_weights.py (GGUF) and dummy_weights.py (random).
 """
 
 import math
@@ -17,15 +17,15 @@ from ...kernels.quantised_linear import BLOCK_ROWS, StreamedRows
 from ...model_files.errors import ModelError
 from .llama import LlamaForCausalLM
 
-Index = tuple[slice, ...]  # rows, and columns for a tensor of two dimensions
+Index = tuple[slice, ...]  # (rows,) or (rows, columns)
 Progress = Callable[[int], object]  # called with the number of weights that were read
 
-_PIECE_ELEMENTS = 1 << 19  # 2 MB in float32: read at a time
-_READ_AHEAD = 4  # pieces that threads prepare while one is used
+_PIECE_ELEMENTS = 1 << 19  # per read; 2 MB in float32
+_READ_AHEAD = 4  # pieces that threads read ahead
 
 
 class Checkpoint(Protocol):
-    """The tensors of a model's files, by the names of a Hugging Face checkpoint."""
+    """Tensors of a model's files, under the names of a Hugging Face checkpoint."""
 
     @property
     def names(self) -> Collection[str]: ...
@@ -33,19 +33,19 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> list[int]: ...
 
     def read(self, name: str, index: Index) -> torch.Tensor:
-        """The part of a tensor at `index`, in floats. Called from several threads.
+        """Read the part of a tensor at `index` as floats. Called from several threads.
 
-        The rows are whole heads where the tensor has heads.
+        Rows must be whole heads if the tensor has heads.
         """
         ...
 
     def blocks(self, name: str) -> StreamedRows | None:
-        """The quantised rows as the file holds them, if the native formats hold them exactly."""
+        """Return the file's quantised rows if a packed format holds them exactly, else None."""
         ...
 
 
 def check_names(found: Collection[str], wanted: Collection[str]) -> None:
-    """Raise ModelError if the files hold an unknown tensor, or lack one that the model needs."""
+    """Raise ModelError if tensors are unknown or missing."""
     unknown = [name for name in found if name not in wanted]
     if unknown:
         raise ModelError(f"the model files hold tensors that are not used: {some_names(unknown)}")
@@ -55,10 +55,7 @@ def check_names(found: Collection[str], wanted: Collection[str]) -> None:
 
 
 def check_tensors(wanted: Mapping[str, Sequence[int]], found: Checkpoint) -> None:
-    """Compare names and shapes in the files with those that the config asks for.
-
-    Raises ModelError for missing, unknown or misshapen tensors.
-    """
+    """Raise ModelError for tensors that are missing, unknown or not of the `wanted` shape."""
     check_names(found.names, wanted)
     for name, shape in wanted.items():
         if found.shape(name) != list(shape):
@@ -68,7 +65,7 @@ def check_tensors(wanted: Mapping[str, Sequence[int]], found: Checkpoint) -> Non
 
 
 def fill_model(model: LlamaForCausalLM, checkpoint: Checkpoint, progress: Progress) -> None:
-    """Copy each tensor, or this rank's part of it, into its slot. The shapes have been checked."""
+    """Copy each tensor, or this rank's part, into its slot. Call check_tensors first."""
 
     def fill(name: str) -> int:
         slot, cut = model.weight_slots[name], model.cuts.get(name)
@@ -83,21 +80,20 @@ def fill_model(model: LlamaForCausalLM, checkpoint: Checkpoint, progress: Progre
 
 
 class RowReader:
-    """Reads rows of matrices as float32 with a few threads, ahead of their use.
+    """Reads rows of matrices as float32 ahead of their use, with a few threads.
 
-    Its buffers are used again for every piece: with new ones the allocator's slack alone was a
-    hundred megabytes.
+    Buffers are reused for every piece: new ones cost a hundred megabytes of allocator slack.
     """
 
     def __init__(self, checkpoint: Checkpoint, head_dim: int) -> None:
         self._checkpoint = checkpoint
         self._head_dim = head_dim
         self._threads = ThreadPoolExecutor(min(_READ_AHEAD, torch.get_num_threads()))
-        # One more is in the hands of the caller, and one waits to be.
+        # One more piece is with the caller, and one is submitted before the next is yielded.
         self._buffers = [torch.empty(0)] * (_READ_AHEAD + 2)
 
     def rows(self, name: str) -> StreamedRows:
-        """The rows of a matrix; a piece is good until the next one is asked for."""
+        """Stream the rows of a matrix; each piece is valid until the next is requested."""
         n, k = self._checkpoint.shape(name)
         return StreamedRows(self._pieces(name, n, k), n, k)
 
@@ -122,7 +118,7 @@ class RowReader:
 
 
 def row_slices(shape: Sequence[int], head_dim: int) -> Iterator[slice]:
-    """Slices that cover the rows of `shape` in pieces of whole heads and whole packed blocks."""
+    """Yield slices that cover the rows of `shape` in whole heads and whole packed blocks."""
     unit = math.lcm(BLOCK_ROWS, head_dim)
     step = max(1, _PIECE_ELEMENTS // math.prod(shape[1:]) // unit) * unit
     for start in range(0, shape[0], step):
@@ -130,6 +126,6 @@ def row_slices(shape: Sequence[int], head_dim: int) -> Iterator[slice]:
 
 
 def some_names(names: Collection[str]) -> str:
-    """The first names of a list that may be long, for an error."""
+    """Format up to eight names and the number of the others, for an error message."""
     shown = ", ".join(sorted(names)[:8])
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,7 +1,7 @@
-"""ModelSpec: what the decoder computes, parsed from a config.json-style dict.
+"""ModelSpec: the shape of the decoder, parsed from a config.json-style dict.
 
-Called by the loader. Whatever a config asks for and the decoder does not do is refused here by
-name, so that no key which changes the maths is ever ignored. No tensors.
+Called by the loader. A config key that asks for something the decoder does not compute is refused
+by name, so no key that changes the result is ignored. Tensors must not enter.
 """
 
 import math
@@ -16,14 +16,14 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "freq_factors"]
 
 @dataclass(slots=True, frozen=True)
 class RopeSpec:
-    """How positions become angles. Fields beyond `theta` matter to the kinds that name them."""
+    """Rotary embedding parameters. Each kind of scaling uses its own fields beside `theta`."""
 
     theta: float
     kind: RopeKind = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_context: int = 0
+    original_context: int = 0  # tokens
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # multiplies cos and sin
@@ -44,7 +44,7 @@ class ModelSpec:
     context_length: int
     rms_norm_eps: float
     rope: RopeSpec
-    tied: bool  # the head is the embedding
+    tied: bool  # the head uses the embedding's weights
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -61,12 +61,12 @@ class ModelSpec:
 
 @dataclass(slots=True, frozen=True)
 class _Family:
-    """Where an architecture's modelling code differs from Llama's."""
+    """Differences between an architecture's modelling code and Llama's."""
 
     attention_bias: Literal["config", "qkv", "none"] = "none"
     mlp_bias: bool = False
     qk_norm: bool = False
-    sliding_by_default: bool = False  # the window counts without use_sliding_window
+    sliding_by_default: bool = False  # default of use_sliding_window
     default_head_dim: int | None = None
 
 
@@ -77,7 +77,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": _Family(attention_bias="config", qk_norm=True, default_head_dim=128),
 }
 
-# Keys of other architectures' maths: refused unless they ask for nothing.
+# Keys that change the computation in ways not supported: refused unless false or empty.
 _UNSUPPORTED = {
     "quantization_config": "quantised safetensors",
     "compression_config": "quantised safetensors",
@@ -100,7 +100,7 @@ _NEUTRAL_AT_ONE = (
 )
 
 
-# Beyond what any model has; a damaged file must not make us count to it, or allocate it.
+# Above any known model: a damaged file must not cause huge loops or allocations.
 _LARGEST = {
     "num_hidden_layers": 1 << 10,
     "hidden_size": 1 << 17,
@@ -115,7 +115,7 @@ _LARGEST = {
 
 
 def parse_spec(config: Config) -> ModelSpec:
-    """Raises ModelError naming the first thing that is missing, malformed or not supported."""
+    """Parse a config. Raises ModelError naming the first missing, malformed or unsupported key."""
     listed = config.get("architectures")
     architecture = listed[0] if isinstance(listed, list) and listed else listed or None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -154,7 +154,7 @@ def parse_spec(config: Config) -> ModelSpec:
 
 
 def _heads(config: Config, hidden_size: int, family: _Family) -> tuple[int, int, int]:
-    """Query heads, KV heads, head size."""
+    """Return (query heads, KV heads, head size). Raises ModelError if they do not fit."""
     num_heads = _integer(config, "num_attention_heads")
     num_kv_heads = _integer(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -199,11 +199,11 @@ def _refuse_sliding_window(config: Config, family: _Family) -> None:
     if config.get("sliding_window") is None or not used:
         return
     window = _integer(config, "sliding_window")
-    # Layers below max_window_layers attend to everything.
+    # Layers below max_window_layers use full attention.
     first = _integer(config, "max_window_layers", 0, least=0)
     if first >= _integer(config, "num_hidden_layers"):
         return
-    # A window as long as the context cuts nothing.
+    # A window as long as the context masks nothing.
     if layer_types is None and window < _integer(config, "max_position_embeddings"):
         raise ModelError(f"sliding_window {window}: sliding window attention is not supported")
 
@@ -233,7 +233,10 @@ _SCALING_KEYS: dict[RopeKind, set[str]] = {
 
 
 def parse_rope(config: Config, context_length: int, head_dim: int) -> RopeSpec:
-    """Both spellings: `rope_scaling` beside `rope_theta`, and `rope_parameters` with both."""
+    """Parse `rope_scaling` with `rope_theta` beside it, or `rope_parameters` with both in it.
+
+    Raises ModelError.
+    """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, dict):
         raise ModelError(f"rope_scaling must be an object, got {scaling!r}")
@@ -301,7 +304,7 @@ def _scaled(kind: RopeKind, theta: float, scaling: Config, context_length: int) 
 
 
 def _yarn_attention_factor(scaling: Config, factor: float) -> float:
-    """YaRN (arXiv:2309.00071) eq. 22, with DeepSeek's mscale where a config gives both."""
+    """Compute YaRN's eq. 22 (arXiv:2309.00071), or DeepSeek's ratio if both mscales are set."""
     if scaling.get("attention_factor") is not None:
         return _number(scaling, "attention_factor")
 

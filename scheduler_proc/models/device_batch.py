@@ -1,7 +1,7 @@
-"""DeviceBatch: the StepInputs of a device, whose lengths and ids live there as columns of integers.
+"""DeviceBatch: StepInputs whose lengths and ids are columns of integers on the device.
 
-Built by the device runner over buffers that stay where they are, so that the forward pass of a
-decode step can be captured and replayed. Only sizes are known to the host.
+Built by the device runner over buffers with fixed addresses, so that the forward pass of a decode
+step can be captured and replayed. The host must read only sizes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,12 +26,12 @@ from .lora import EMBED, Key, StepLoRA
 
 
 class Layout(NamedTuple):
-    """How many of each there are in a step; `chunks` of tokens and of samples with one adapter."""
+    """Sizes of a step; chunks group tokens or samples that use the same adapter."""
 
     tokens: int
     requests: int
     samples: int
-    decodes: int  # the first so many requests have one token each
+    decodes: int  # the first `decodes` requests have one token each
     token_chunks: int = 0
     sample_chunks: int = 0
 
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
         return sum(self.lengths())
 
     def lengths(self) -> Iterator[int]:
-        """Of the fields of StepColumns."""
+        """Yield the lengths of the fields of StepColumns, in order."""
         yield from (self.tokens,) * 4
         yield from (self.requests,) * 4
         yield self.requests + 1
@@ -55,11 +55,11 @@ class Layout(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class StepColumns:
-    """Views int32 of one buffer, which one copy brings over. Where they begin the layout says.
+    """int32 views of one buffer, so that one copy moves a step to the device.
 
-    A token's id is input_ids[t], or where token_rows[t] names a row, the last token sampled there.
+    The id of token t is last_tokens[token_rows[t]] if token_rows[t] >= 0, else input_ids[t].
     context_lens = prefix_lens + extend_lens; query_starts[b] is the first token of request b. The
-    columns of adapters are those of kernels/lora.py, of tokens and of samples.
+    token_* and sample_* columns below are LoRASegments (kernels/lora.py) of tokens and samples.
     """
 
     input_ids: torch.Tensor  # T
@@ -84,7 +84,7 @@ class StepColumns:
 
     @staticmethod
     def of(buffer: torch.Tensor, layout: Layout) -> "StepColumns":
-        """Views of buffer [>= layout.size] int32."""
+        """Split buffer [>= layout.size] int32 into views."""
         views = torch.split(buffer[: layout.size], list(layout.lengths()))
         return StepColumns(*views)
 
@@ -94,7 +94,7 @@ class StepColumns:
 
 @dataclass(slots=True, frozen=True)
 class DeviceState:
-    """What all steps share: buffers of the runner that keep their place."""
+    """The runner's buffers that all steps share, at fixed addresses."""
 
     k_cache: list[torch.Tensor]
     v_cache: list[torch.Tensor]
@@ -113,7 +113,7 @@ class DeviceBatch:
 
     @staticmethod
     def of(state: DeviceState, buffer: torch.Tensor, layout: Layout) -> "DeviceBatch":
-        """The step whose columns lie in buffer [>= layout.size] int32."""
+        """Build the step whose columns lie in buffer [>= layout.size] int32."""
         return DeviceBatch(state, StepColumns.of(buffer, layout), layout)
 
     @property
@@ -158,7 +158,7 @@ class DeviceBatch:
         return device_attention(q, state.k_cache[layer], state.v_cache[layer], plan, scale)
 
     def lora(self) -> "DeviceLoRA":
-        """Of a step without adapters: nothing is launched for them."""
+        """Return the step's adapters; without token chunks it launches no adapter kernels."""
         c, layout = self.columns, self.layout
         chunk = DECODE_CHUNK if layout.decodes == layout.requests else EXTEND_CHUNK
         return DeviceLoRA(
@@ -170,9 +170,9 @@ class DeviceBatch:
 
 @dataclass(slots=True, frozen=True)
 class DeviceLoRA:
-    """Adapters of all slots at once; tokens in chunks of one slot each."""
+    """StepLoRA on a device: one launch serves all slots, with tokens in chunks of one slot each."""
 
-    linears: Mapping[Key, LoRALinear]  # by the first of the parts that lie side by side
+    linears: Mapping[Key, LoRALinear]  # keyed by the first of the fused parts, such as q
     segments: LoRASegments
     of_samples: LoRASegments
 
@@ -187,5 +187,5 @@ class DeviceLoRA:
             lora_expand(lora_shrink_ids(input_ids, linear, self.segments), linear, self.segments, y)
 
     def sampled(self, wanted: torch.Tensor) -> "DeviceLoRA":
-        """`wanted` is the step's own: the host has planned for it."""
+        """Return the same for the sampled tokens; `wanted` must be the step's logit_indices."""
         return DeviceLoRA(self.linears, self.of_samples, self.of_samples)

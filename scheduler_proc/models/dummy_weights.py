@@ -1,4 +1,4 @@
-"""Made-up weights for `--load-format dummy`: a model of the right shapes without its files.
+"""Random weights for `--load-format dummy`, which needs no weight files.
 
 Called by the loader and by the device benchmarks.
 """
@@ -16,7 +16,7 @@ _STD = 0.02
 
 
 class DummyCheckpoint:
-    """Tensors of given shapes whose values follow from their names."""
+    """Checkpoint of random tensors with given shapes, seeded by their names."""
 
     def __init__(self, shapes: Mapping[str, list[int]]) -> None:
         self._shapes = shapes
@@ -41,9 +41,9 @@ class DummyCheckpoint:
 
 
 def fill_dummy(model: LlamaForCausalLM) -> None:
-    """Fill a model on its own device, where billions of numbers take no minute.
+    """Fill a model with random weights, drawn on its own device for speed.
 
-    Each rank draws whole tensors, so that the parts of all ranks are those of one model.
+    Each rank draws whole tensors, so that all ranks hold parts of the same model.
     """
     for name, slot in model.weight_slots.items():
         whole = dummy_tensor(name, model.checkpoint_shape(name), slot.device)
@@ -51,7 +51,7 @@ def fill_dummy(model: LlamaForCausalLM) -> None:
 
 
 def dummy_tensor(name: str, shape: list[int], device: torch.device | str) -> torch.Tensor:
-    """Ones for a norm, small normal numbers else: the logits stay finite at any depth."""
+    """Draw a tensor: ones for a norm, else small normals, so logits stay finite at any depth."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

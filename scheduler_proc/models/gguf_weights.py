@@ -1,7 +1,7 @@
-"""A GGUF file as a Checkpoint: names, dequantisation, order of the rows.
+"""GGUF files as a Checkpoint: maps names, dequantises, and restores the order of rows.
 
-Made by the loader. Tensors of every type that the gguf package can dequantise are read; an
-unknown name or type is an error.
+Built by the loader. Reads every type that the gguf package can dequantise; an unknown name or type
+is an error. Building a model must not enter.
 """
 
 import re
@@ -40,7 +40,7 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-# The package works on 16 rows at a time; longer rows of about this many bytes let threads overlap.
+# The gguf package works on 16 rows at a time; joining rows to about this size lets threads overlap.
 _ROW_BYTES = 1 << 13
 _EXACT: dict[GGMLQuantizationType, RowFormat] = {
     GGMLQuantizationType.Q4_0: "Q4_0",
@@ -52,10 +52,10 @@ Number = TypeVar("Number", np.float32, np.uint8)
 
 class GgufCheckpoint:
     def __init__(self, path: str, spec: ModelSpec) -> None:
-        """Raises ModelError for unreadable files and names that no model has."""
+        """Open the file. Raises ModelError for an unreadable file or an unknown tensor name."""
         reader = open_gguf(path)
         self._spec = spec
-        # Frequency factors of the rotary embedding come in through the config.
+        # RoPE frequency factors are read by model_files/config.py.
         self._tensors = {
             _checkpoint_name(tensor.name): tensor
             for tensor in reader.tensors
@@ -71,7 +71,7 @@ class GgufCheckpoint:
         return [int(size) for size in reversed(self._tensors[name].shape)]
 
     def read(self, name: str, index: Index) -> torch.Tensor:
-        # Blocks run along a row: rows are cut before they are dequantised, columns after.
+        # Quantised blocks run along a row, so columns can be cut only after dequantisation.
         values = self._in_order(name, _values(self._tensors[name], index[0]))
         return torch.from_numpy(values[(slice(None), *index[1:])])
 
@@ -88,8 +88,9 @@ class GgufCheckpoint:
         return StreamedRows(pieces, n, k, row_format)
 
     def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Undo the order in which llama files keep the rows of a head: neighbours are a pair, as
-        ggml's rotary embedding wants them.
+        """Restore the checkpoint's row order in q and k of llama files.
+
+        Those store the two rows of a rotary pair side by side, as ggml's rotary embedding needs.
         """
         if not self._permuted or (".q_proj." not in name and ".k_proj." not in name):
             return rows
@@ -97,7 +98,7 @@ class GgufCheckpoint:
 
 
 def _checkpoint_name(name: str) -> str:
-    """The name that the same tensor has in a Hugging Face checkpoint."""
+    """Map a GGUF tensor name to its Hugging Face name. Raises ModelError if unknown."""
     match = _LAYER_NAME.fullmatch(name)
     if match is not None and match[2] in _LAYER:
         return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
@@ -108,7 +109,7 @@ def _checkpoint_name(name: str) -> str:
 
 
 def _values(tensor: ReaderTensor, wanted: slice = slice(None)) -> npt.NDArray[np.float32]:
-    """Dequantise the wanted rows of a tensor to float32, in memory of their own."""
+    """Dequantise rows of a tensor to a new float32 array. Raises ModelError for its type."""
     kind, data = tensor.tensor_type, tensor.data[wanted]
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         return np.array(data, dtype=np.float32)
@@ -125,6 +126,6 @@ def _values(tensor: ReaderTensor, wanted: slice = slice(None)) -> npt.NDArray[np
 
 
 def _unpermute(values: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
-    """Rows of each head from (pair, half) back to (half, pair) order."""
+    """Reorder the rows of each head from (pair, half) to (half, pair)."""
     halves = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

@@ -1,7 +1,7 @@
-"""The pieces a decoder is made of: linear map, RMSNorm, rotary embedding with its scalings.
+"""Layers of a decoder: linear map, RMSNorm, and rotary embedding tables with their scalings.
 
-Used by the model files. A layer owns its parameters as plain tensors without gradient, made empty:
-the loader fills them. No names of checkpoints and no reading of files here.
+Used by the model files. A layer owns its parameters as plain tensors without gradient; the loader
+fills them. Checkpoint names and files must not enter.
 """
 
 import math
@@ -13,7 +13,7 @@ from ...kernels.rms_norm import rms_norm
 from .config import RopeSpec
 from .parallel import WHOLE, Shard
 
-# oneDNN lays a packed weight out for about this many rows; measured good from 1 to 512.
+# oneDNN picks a packed layout for about this many rows; it measured well from 1 to 512.
 _PACK_BATCH_HINT = 32
 _PACK_MIN_ELEMENTS = 1 << 16
 
@@ -21,14 +21,14 @@ _PACK_MIN_ELEMENTS = 1 << 16
 class Linear:
     """y = x W^T + b. x [T, in], W [out, in], b [out] or None.
 
-    After `pack`, W lives in the layout of the CPU's matrix library alone: F.linear would bring it
-    into that layout in every call, which halves the speed of small batches.
+    `pack` replaces W by a copy in oneDNN's layout: F.linear would convert it in every call, which
+    halves the speed of small batches.
     """
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, shard: Shard = WHOLE
     ) -> None:
-        """A `shard` of several: x and W are this rank's part of the inputs, y is the sum of all."""
+        """With several ranks, x and W are this rank's part of the inputs, and y is summed."""
         self.weight: torch.Tensor | None = weight
         self.bias = bias
         self._shard = shard
@@ -49,9 +49,9 @@ class Linear:
         return y
 
     def pack(self) -> None:
-        """Call once, when the weight is final. Frees this layer's hold on the plain weight."""
+        """Lay the weight out for speed. Call once, when it is final; drops the plain weight."""
         if self._shard.rank:
-            self.bias = None  # the first rank's is in the sum
+            self.bias = None  # the sum over ranks must add it once
         weight = self.weight
         if weight is None or weight.numel() < _PACK_MIN_ELEMENTS or not _can_pack(weight):
             return
@@ -60,7 +60,7 @@ class Linear:
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
-    """The operators are private to torch, so a build may lack them or their bfloat16 form."""
+    """Whether this torch build can pack `weight`; the private operators may be missing."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -76,7 +76,7 @@ class RMSNorm:
         self._eps = eps
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Norm of x, or of x + residual, which is then also left in `residual`."""
+        """Normalise x, or x + residual, which is then also stored in `residual`."""
         return rms_norm(x, self.weight, self._eps, residual)
 
     def in_place(self, x: torch.Tensor) -> None:
@@ -84,9 +84,9 @@ class RMSNorm:
 
 
 def cos_sin_table(rope: RopeSpec, head_dim: int, positions: int, device: str) -> torch.Tensor:
-    """Cosines, then sines, of each position's angles: [positions, head_dim] float32."""
+    """Compute cosines, then sines, of each position's angles: [positions, head_dim] float32."""
     if device == "meta":
-        return torch.empty(positions, head_dim, device=device)  # a model of shapes alone
+        return torch.empty(positions, head_dim, device=device)  # only shapes are needed
     angles = torch.outer(
         torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim)
     )
@@ -95,7 +95,7 @@ def cos_sin_table(rope: RopeSpec, head_dim: int, positions: int, device: str) ->
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair, [head_dim // 2] float32."""
+    """Compute radians per position of each rotary pair, [head_dim // 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -112,18 +112,18 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
-    """Meta's Llama 3.1 scaling: long waves are stretched, short ones kept, a ramp between."""
-    turns = rope.original_context * plain / (2 * math.pi)  # in the original context
+    """Apply Llama 3.1 scaling: divide low frequencies, keep high ones, interpolate between."""
+    turns = rope.original_context * plain / (2 * math.pi)  # over the original context
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = ramp.clamp(0.0, 1.0)
     return (1 - kept) * plain / rope.factor + kept * plain
 
 
 def _yarn(plain: torch.Tensor, rope: RopeSpec, head_dim: int) -> torch.Tensor:
-    """YaRN, arXiv:2309.00071 section 3.2: a ramp over pairs between beta_fast and beta_slow."""
+    """Apply YaRN (arXiv:2309.00071, 3.2): interpolate over pairs from beta_fast to beta_slow."""
 
     def dimension(turns: float) -> float:
-        """The (fractional) pair that turns so often within the original context."""
+        """Return the (fractional) pair that makes `turns` turns in the original context."""
         wave = rope.original_context / (turns * 2 * math.pi)
         return head_dim * math.log(wave) / (2 * math.log(rope.theta))
 

@@ -1,7 +1,7 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM differ by ModelSpec alone.
+"""Decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3 and SmolLM differ by ModelSpec alone.
 
-Built by the loader, called by the runner. `forward` sees only the StepInputs of a batch; it
-does not know requests, pages or sampling.
+Built by the loader, called by the runner. `forward` reads only StepInputs: requests, pages and
+sampling must not enter.
 """
 
 import torch
@@ -14,11 +14,11 @@ from .layers import Linear, RMSNorm, cos_sin_table
 from .lora import HEAD, LoRAAdapter, StepLoRA
 from .parallel import WHOLE, Cut, Shard, kv_cut, local_spec
 
-Slots = dict[str, torch.Tensor]  # checkpoint name -> the part of a parameter that it fills
+Slots = dict[str, torch.Tensor]  # checkpoint name -> view of the parameter to fill
 
 
 class _Maker:
-    """Makes empty parameters and notes which checkpoint tensors fill which of their rows."""
+    """Allocates parameters and records which checkpoint tensor fills which of their rows."""
 
     def __init__(self, dtype: torch.dtype, device: str, shard: Shard) -> None:
         self._dtype = dtype
@@ -40,7 +40,7 @@ class _Maker:
         return RMSNorm(self.empty(f"{name}.weight", size), eps)
 
     def linear(self, prefix: str, parts: dict[str, Cut], inputs: int, *, bias: bool) -> Linear:
-        """One linear map whose output rows are the named parts, one below the other."""
+        """Make one linear map whose output rows are the named parts, stacked."""
         rows = sum(part.length for part in parts.values())
         weight = torch.empty(rows, inputs, dtype=self._dtype, device=self._device)
         bias_row = torch.empty(rows, dtype=self._dtype, device=self._device) if bias else None
@@ -56,7 +56,7 @@ class _Maker:
         return Linear(weight, bias_row)
 
     def summed(self, name: str, rows: int, inputs: int, *, bias: bool) -> Linear:
-        """A linear map whose `inputs` are spread over the ranks."""
+        """Make a linear map whose `inputs` are split over the ranks."""
         part = self.shard.cut(1, inputs)
         self.cuts[f"{name}.weight"] = part
         weight = self.empty(f"{name}.weight", rows, part.length)
@@ -84,7 +84,7 @@ class _Attention:
     def __call__(
         self, x: torch.Tensor, batch: StepInputs, layer: int, lora: StepLoRA
     ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; writes the new keys and values of this layer."""
+        """Attend: x [T, hidden] -> [T, hidden]. Stores the new keys and values of this layer."""
         qkv = self.qkv_proj(x)
         lora.add(qkv, x, layer, self._parts)
         heads = qkv.view(x.shape[0], -1, self._head_dim)
@@ -133,15 +133,15 @@ class _DecoderLayer:
 
 
 class LlamaForCausalLM:
-    """Parameters are empty after construction; `weight_slots` says what fills them.
+    """A model, or one rank's part. Fill its empty `weight_slots`, then call `finish`.
 
-    `spec` is that of the rank's share, but for the vocabulary, which is whole.
+    `spec` describes the rank's part, except that the vocabulary is whole.
     """
 
     def __init__(
         self, spec: ModelSpec, dtype: torch.dtype, device: str, shard: Shard = WHOLE
     ) -> None:
-        """`spec` is the whole model's. ModelError where its parts cannot be shared out."""
+        """Allocate; `spec` is the whole model's. Raises ModelError if the ranks cannot split it."""
         self.spec = local_spec(spec, shard)
         self.dtype = dtype
         self.shard = shard
@@ -153,7 +153,7 @@ class LlamaForCausalLM:
             for index in range(spec.num_layers)
         ]
         self.norm = make.norm("model.norm", spec.hidden_size, spec.rms_norm_eps)
-        # a vocabulary that does not divide is multiplied with by every rank
+        # If the ranks do not divide the vocabulary, each computes the whole head.
         self._head_shard = WHOLE if spec.vocab_size % shard.size else shard
         vocab = self._head_shard.cut(0, spec.vocab_size)
         if spec.tied:
@@ -161,23 +161,23 @@ class LlamaForCausalLM:
         else:
             self.lm_head = Linear(make.rows("lm_head.weight", vocab, spec.hidden_size))
         self._slots: Slots | None = make.slots
-        # which part of a checkpoint's tensor a slot is; not listed: all of it
+        # The part of a checkpoint tensor that a slot holds; whole tensors are not listed.
         self.cuts = {name: cut for name, cut in make.cuts.items() if cut.length < cut.whole}
 
     @property
     def weight_slots(self) -> Slots:
-        """Every tensor a checkpoint must hold, as a view to copy it into. Gone after `finish`."""
+        """Views to copy each checkpoint tensor into. Raises RuntimeError after `finish`."""
         if self._slots is None:
             raise RuntimeError("the weights of this model are final")
         return self._slots
 
     def checkpoint_shape(self, name: str) -> list[int]:
-        """Shape of the checkpoint's tensor for this slot, which may hold only a part of it."""
+        """Return the shape of the whole checkpoint tensor of which this slot holds a part."""
         shape = list(self.weight_slots[name].shape)
         return self.cuts[name].whole_shape(shape) if name in self.cuts else shape
 
     def finish(self) -> None:
-        """Call once, when every slot is filled: lays the weights out for speed."""
+        """Lay the weights out for speed. Call once, when every slot is filled."""
         self._slots = None  # its views would keep the plain weights alive
         for layer in self.layers:
             for linear in layer.linears():
@@ -185,12 +185,12 @@ class LlamaForCausalLM:
         self.lm_head.pack()
 
     def resident(self, adapter: LoRAAdapter) -> LoRAAdapter:
-        """The form in which `forward` takes an adapter: as it is."""
+        """Return the form of an adapter that `forward` takes: the adapter itself."""
         return adapter
 
     @torch.no_grad()
     def forward(self, batch: StepInputs) -> torch.Tensor:
-        """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
+        """Compute logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
         lora = batch.lora()
         x = residual = batch.embed(self.embedding, lora)  # [T, hidden]
         for index, layer in enumerate(self.layers):

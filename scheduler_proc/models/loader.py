@@ -1,4 +1,4 @@
-"""From a local path to a model ready to run. Called by the runner, once."""
+"""Loads a model from a local path. Called once by the runner; must not download or run it."""
 
 import logging
 import math
@@ -42,9 +42,8 @@ def load_model(
 ) -> LlamaForCausalLM:
     """Load a directory or .gguf file with its weights in `dtype` on `device`.
 
-    `dummy` reads the config alone and makes seeded random weights. `context_length` in tokens
-    lowers the model's own limit. Each of several ranks reads its `shard`. Raises ModelError with
-    the reason and what to do.
+    `dummy` reads only the config and draws seeded random weights. `context_length` in tokens lowers
+    the model's own limit. Each rank reads its `shard`. Raises ModelError.
     """
     spec = _read_spec(path, context_length)
     checkpoint = _open(path, spec, load_format)
@@ -74,8 +73,8 @@ def load_packed_model(
 ) -> PackedLlama:
     """Load a model with packed weights for the native CPU library (kernels/quantised_linear.py).
 
-    Tensors of a GGUF file whose type the packed formats hold exactly are not quantised again,
-    where they suit `kind`. Raises ModelError, and NativeMissing where there is no library.
+    GGUF tensors that a packed format suitable for `kind` holds exactly are not quantised again.
+    Raises ModelError, and NativeMissing without the native library.
     """
     spec = _read_spec(path, context_length)
     checkpoint = _open(path, spec, load_format)
@@ -89,7 +88,7 @@ def load_packed_model(
 
 
 def _open(path: str, spec: ModelSpec, load_format: LoadFormat) -> Checkpoint:
-    """Open the files and hold them to the config before anything is allocated for either."""
+    """Open the files and check them against the config, before weights are allocated."""
     skeleton = MODELS[spec.architecture](spec, torch.float32, "meta")
     shapes = {name: list(slot.shape) for name, slot in skeleton.weight_slots.items()}
     checkpoint: Checkpoint
@@ -119,7 +118,7 @@ def limit_context(spec: ModelSpec, context_length: int | None) -> ModelSpec:
 
 @contextmanager
 def _bar(num_weights: int) -> Iterator[Progress]:
-    """Show a person how loading gets on; a log gets one line before and one after."""
+    """Show a progress bar on a terminal only; a log gets one line before and one after."""
     with tqdm(
         total=num_weights,
         unit="weights",

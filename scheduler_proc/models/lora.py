@@ -1,8 +1,8 @@
-"""LoRA adapters as the models see them: the host form of one, and its share of a linear map.
+"""LoRA adapters as the models read them: LoRAAdapter, StepLoRA, and HostLoRA for a CPU.
 
-Made by the runner's loader from files, carried to a model in the ForwardBatch. One adapter adds
-b (a x) to the outputs of the modules that it holds (arXiv:2106.09685); which rows of a step are its
-own is worked out once per step. No files and no slots here.
+Loaded from files by the runner, passed to a model in the ForwardBatch. An adapter adds b (a x) to
+the outputs of its modules (arXiv:2106.09685); its rows of a step are found once per step. Files
+and device slots must not enter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ import torch.nn.functional as F
 
 from .config import ModelSpec
 
-# (layer, "q" | "k" | "v" | "o" | "gate" | "up" | "down"), or one of the two below.
+# (layer, "q" | "k" | "v" | "o" | "gate" | "up" | "down"), EMBED or HEAD.
 Key = tuple[int, str]
 EMBED: Key = (-1, "embed")
 HEAD: Key = (-1, "head")
 
 
 def layer_map_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each map of a layer that an adapter may hold, by the name in its key."""
+    """Return (inputs, outputs) of each linear map of a layer, by its name in Key."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     return {
         "q": (hidden, spec.q_size),
@@ -36,14 +36,14 @@ def layer_map_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 
 def map_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """The same, with the embedding and the head."""
+    """Return layer_map_sizes with the embedding and the head added."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     return layer_map_sizes(spec) | {EMBED[1]: (vocab, hidden), HEAD[1]: (hidden, vocab)}
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class LoRAModule:
-    """y += b (a x), in float32; the scaling is already in `b`.
+    """Factors of y += b (a x), in float32; `b` is already scaled.
 
     For the embedding `a` is [r, vocab], read by columns, and `b` is [hidden, r].
     """
@@ -54,10 +54,10 @@ class LoRAModule:
 
 @dataclass(frozen=True, eq=False)
 class LoRAAdapter:
-    """Two adapters are equal only if they are one: equality is identity."""
+    """A loaded adapter, compared and hashed by identity."""
 
     modules: dict[Key, LoRAModule]
-    rank: int  # the largest of the modules'
+    rank: int  # largest rank of the modules
 
     @cached_property
     def num_bytes(self) -> int:
@@ -68,26 +68,26 @@ Groups = list[tuple[LoRAAdapter, torch.Tensor]]  # each adapter and its rows, [n
 
 
 class StepLoRA(Protocol):
-    """What the adapters of one step add; T rows, or those that `sampled` has picked."""
+    """The adapters of one step, over its T rows or over the rows of `sampled`."""
 
     def add(self, y: torch.Tensor, x: torch.Tensor, layer: int, parts: Mapping[str, int]) -> None:
-        """Add every adapter's share to y [T, out], in place, where x [T, in] was the input.
+        """Add every adapter's b (a x) to y [T, out] in place; x [T, in] is the input of y's map.
 
-        `parts` names the modules whose outputs lie side by side in y, with their sizes.
+        `parts` maps the modules whose outputs are side by side in y to their sizes.
         """
         ...
 
     def add_embedding(self, y: torch.Tensor, input_ids: torch.Tensor) -> None:
-        """The same for y [T, hidden], the embedding of input_ids [T]."""
+        """Add every adapter's share to y [T, hidden], the embedding of input_ids [T], in place."""
         ...
 
     def sampled(self, wanted: torch.Tensor) -> "StepLoRA":
-        """For the rows that `index_select(0, wanted)` leaves."""
+        """Return the adapters over the rows of `index_select(0, wanted)`."""
         ...
 
 
 class HostLoRA:
-    """Adapters one after the other, each over its own rows, in plain torch operators."""
+    """StepLoRA in torch operators, one adapter after the other, each over its own rows."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -102,7 +102,7 @@ class HostLoRA:
                 start += size
 
     def add_embedding(self, y: torch.Tensor, input_ids: torch.Tensor) -> None:
-        """A one-hot x picks columns of `a`."""
+        """Add to y in place; the columns of `a` replace a product with one-hot vectors."""
         for adapter, rows in self._groups:
             module = adapter.modules.get(EMBED)
             if module is not None:
@@ -118,7 +118,7 @@ class HostLoRA:
 
 
 def group_rows(adapters: Sequence[LoRAAdapter | None], extend_lens: list[int]) -> Groups:
-    """Rows of a step by adapter; `adapters` has one entry a request, or none at all."""
+    """Group the rows of a step by adapter; `adapters` has one entry per request, or is empty."""
     order = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
     if not order:
         return []

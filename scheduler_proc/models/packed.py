@@ -1,8 +1,8 @@
 """The Llama family with int8 or int4 weights on a CPU: one native call per step.
 
-Built by the loader from a checkpoint, map by map: no weight is ever in memory as floats in whole.
-A GGUF file's own blocks are kept where the native formats hold them exactly. Called by the runner
-like any model.
+Built by the loader, which packs piece by piece, so the weights are never in memory as floats all
+at once. GGUF blocks are kept where a packed format holds them exactly. Called by the runner like
+any model; requests and sampling must not enter.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from .forward_batch import ForwardBatch
 from .layers import cos_sin_table
 from .lora import LoRAAdapter
 
-# GGUF blocks that are kept as they are in each mode
+# GGUF types that each mode keeps without quantising again
 _EXACT_FORMATS = {"int4": {"Q4_0", "Q4_1", "Q8_0"}, "int8": {"Q8_0"}}
 
 
@@ -48,7 +48,7 @@ class PackedLlama:
         self.weights = weights
         self._threads = threads
         self._cpus: Sequence[int] = ()
-        self._decoder: Decoder | None = None  # made when the caches are known, at the first step
+        self._decoder: Decoder | None = None  # the first step brings the caches it needs
         self.shape = DecoderShape(
             hidden=spec.hidden_size,
             heads=spec.num_heads,
@@ -62,31 +62,31 @@ class PackedLlama:
 
     @property
     def nbytes(self) -> int:
-        """Of its linear maps and vocabulary."""
+        """Bytes of the packed linear maps, embedding and head."""
         weights = self.weights
         maps = [map for one in weights.layers for map in (one.qkv, one.o, one.gate_up, one.down)]
         heads = {id(one): one for one in (weights.embedding, weights.head)}  # may be the same
         return sum(one.nbytes for one in (*maps, *heads.values()))
 
     def pin(self, cpus: Sequence[int]) -> None:
-        """Before the first step: a core for each thread. The one that calls `forward` is pinned."""
+        """Pin each thread to a core; the caller of `forward` is thread 0. Call before the first step."""
         self._cpus = cpus
 
     def reset(self) -> None:
-        """Forget the caches of earlier steps: the next step brings others."""
+        """Drop the decoder that points into the caches; the next step may bring other caches."""
         self._decoder = None
 
     def profile(self) -> dict[str, float]:
-        """Seconds by phase since the last call, which starts the counting; after a first step."""
+        """Return seconds per phase since the last call; {} before the first step."""
         return {} if self._decoder is None else self._decoder.profile()
 
     def resident(self, adapter: LoRAAdapter) -> DecoderAdapter:
-        """The form in which `forward` takes an adapter: a copy in bfloat16."""
+        """Return the form of an adapter that `forward` takes: a packed bfloat16 copy."""
         factors = {key: (module.a, module.b) for key, module in adapter.modules.items()}
         return DecoderAdapter(self.shape, self.spec.num_layers, factors)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
+        """Compute logits [S, vocab] float32 of the tokens at `batch.logit_indices`."""
         if self._decoder is None:
             self._decoder = Decoder(
                 self.shape,
@@ -112,7 +112,7 @@ class PackedLlama:
 def pack_model(
     spec: ModelSpec, checkpoint: Checkpoint, kind: Kind, threads: int, progress: Progress
 ) -> PackedLlama:
-    """Read and pack all weights of a checkpoint whose names and shapes have been checked."""
+    """Read and pack all weights of a checkpoint. Call check_tensors first."""
     with closing(RowReader(checkpoint, spec.head_dim)) as reader:
         packer = _Packer(spec, checkpoint, reader, kind, threads, progress, Arena())
         layers = [packer.layer(f"model.layers.{index}") for index in range(spec.num_layers)]
@@ -150,7 +150,7 @@ class _Packer:
     def linear(
         self, prefix: str, parts: list[str], *, bias: bool = False, gated: bool = False
     ) -> PackedWeight:
-        """Pack one weight from parts below each other, or from gate and up in turns."""
+        """Pack one weight from stacked parts, or from alternating gate and up blocks."""
         names = [f"{prefix}.{part}".removeprefix(".") for part in parts]
         # A vocabulary in 4 bits costs more quality than it saves: float embeddings go to int8.
         kind: Kind = "int8" if parts[0] in ("embed_tokens", "lm_head") else self.kind
@@ -174,7 +174,7 @@ class _Packer:
         return self.checkpoint.read(name, (slice(0, size),)).float().clone()
 
     def _rows(self, names: list[str]) -> list[StreamedRows]:
-        """The file's own blocks if all parts have them in one form that suits, else floats."""
+        """Return the file's blocks if all parts share a format kept in this mode, else floats."""
         blocks = [self.checkpoint.blocks(name) for name in names]
         formats = {"" if one is None else one.format for one in blocks}
         if len(formats) == 1 and formats <= _EXACT_FORMATS[self.kind]:

@@ -1,9 +1,9 @@
-"""Tensor parallelism: which share of a model one of N ranks computes, and how shares meet again.
+"""Tensor parallelism: which part of a model each rank computes, and how the parts are combined.
 
-Used by the models and the loader; the runner joins the ranks and hands a Shard down. Megatron's
-split (arXiv:1909.08053): what makes heads and the inner size is cut by output rows, what takes them
-in by input columns, and one sum after each pair makes the outputs whole. With one rank nothing is
-communicated. Processes, sockets and batches are not known here.
+Used by the models and the loader; the runner connects the ranks and passes a Shard. Megatron's
+split (arXiv:1909.08053): qkv and gate_up are cut by output rows, o and down by input columns, each
+followed by one sum over ranks. One rank communicates nothing. Processes, sockets and batches must
+not enter.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ from .config import ModelSpec
 
 @dataclass(slots=True, frozen=True)
 class Shard:
-    """One of `size` ranks, which call the methods below in the same order: each waits for all.
+    """One of `size` ranks. All ranks must call sum, gather and smallest in the same order.
 
-    They use the default group of torch.distributed, which exists by then if size is above 1.
+    These use the default group of torch.distributed, which must exist if size is above 1.
     """
 
     rank: int = 0
     size: int = 1
 
     def cut(self, dim: int, whole: int) -> "Cut":
-        """This rank's part of a dimension that `size` divides."""
+        """Return this rank's part of dimension `dim`; its length `whole` is a multiple of size."""
         length = whole // self.size
         return Cut(dim, self.rank * length, length, whole)
 
     def sum(self, x: torch.Tensor) -> None:
-        """The sum over all ranks, in place and with the same bits everywhere."""
+        """Sum x over all ranks in place, with the same bits on each."""
         if self.size > 1:
             dist.all_reduce(x)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, size * m] of the [n, m] of all ranks, in their order."""
+        """Concatenate x [n, m] of all ranks, in rank order, to [n, size * m]."""
         if self.size == 1:
             return x
         parts = list(x.new_empty(self.size, *x.shape).unbind(0))
@@ -45,7 +45,7 @@ class Shard:
         return torch.cat(parts, dim=-1)
 
     def smallest(self, number: int) -> int:
-        """The least of what the ranks say."""
+        """Return the minimum of `number` over all ranks."""
         if self.size == 1:
             return number
         said = torch.tensor([number])
@@ -57,9 +57,10 @@ WHOLE = Shard()
 
 
 def local_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
-    """What one rank computes: its heads and its part of the inner size. The rest is as it was.
+    """Return the spec with one rank's heads and part of intermediate_size.
 
-    Of fewer KV heads than ranks each is held by several. ModelError where the ranks cannot share.
+    With fewer KV heads than ranks, several ranks hold each. Raises ModelError if the ranks cannot
+    split the heads or the inner size.
     """
     if shard.size == 1:
         return spec
@@ -84,7 +85,7 @@ def local_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """Which part of a checkpoint's tensor a rank holds: `length` of `whole` from `start` on."""
+    """The part of a checkpoint tensor that a rank holds: `length` of `whole` from `start` on."""
 
     dim: int
     start: int
@@ -96,14 +97,14 @@ class Cut:
         return (slice(None),) * self.dim + (slice(self.start, self.start + self.length),)
 
     def whole_shape(self, shape: Sequence[int]) -> list[int]:
-        """Shape of the whole tensor if the rank's part has `shape`."""
+        """Return the shape of the whole tensor if the rank's part has `shape`."""
         return [self.whole if dim == self.dim else size for dim, size in enumerate(shape)]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[self.index]
 
     def shift(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Where the part at `index` of the rank's own tensor lies in the whole one."""
+        """Translate an index into the rank's part to one into the whole tensor."""
         return tuple(
             slice(one.start + self.start, one.stop + self.start) if dim == self.dim else one
             for dim, one in enumerate(index)
@@ -111,7 +112,7 @@ class Cut:
 
 
 def kv_cut(spec: ModelSpec, shard: Shard) -> Cut:
-    """Rows of k and v of the whole model's spec. A head with several ranks is whole in each."""
+    """Return the rank's rows of k and v; `spec` is the whole model's. Heads are never split."""
     held = max(1, spec.num_kv_heads // shard.size)
     first = shard.rank * spec.num_kv_heads // shard.size
     return Cut(0, first * spec.head_dim, held * spec.head_dim, spec.kv_size)

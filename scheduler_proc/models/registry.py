@@ -1,4 +1,4 @@
-"""Which class computes an architecture. A new model file adds its line here."""
+"""Maps architecture names to model classes. Used by the loader; a new model adds a line here."""
 
 from .llama import LlamaForCausalLM
 

@@ -1,6 +1,6 @@
-"""Safetensors files as a Checkpoint: where each tensor is, and the index that says so.
+"""Safetensors files as a Checkpoint: finds each tensor's file and checks the index.
 
-Made by the loader. Files are mapped; pickles are never read.
+Built by the loader. Files are mapped. Pickles must never be read.
 """
 
 import logging
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class _Stored(Protocol):
+    """A tensor in a mapped file, read by slicing."""
+
     def get_shape(self) -> list[int]: ...
 
     def __getitem__(self, index: Index, /) -> torch.Tensor: ...
@@ -38,7 +40,7 @@ class _File(Protocol):
 
 class SafetensorsCheckpoint:
     def __init__(self, directory: Path, *, tied: bool) -> None:
-        """Open all files. Raises ModelError for doubled or unlisted tensors and damaged files."""
+        """Open all files. Raises ModelError for duplicate or unlisted tensors or damaged files."""
         place = _locate(directory)
         _check_total_size(directory, set(place.values()))
         opened: dict[Path, _File] = {path: _open(path) for path in sorted(set(place.values()))}
@@ -63,10 +65,10 @@ class SafetensorsCheckpoint:
         return None
 
     def _drop_tied_head(self) -> None:
-        """A tied model's files may repeat the embedding as the head, but must not contradict it."""
+        """Drop a head that repeats the embedding. Raises ModelError if it differs from it."""
         head, embedding = self._stored.pop(HEAD), self._stored.get(EMBEDDING)
         if embedding is None:
-            return  # the embedding is reported as missing
+            return  # check_tensors reports the missing embedding
         if head.get_shape() == embedding.get_shape():
             wanted = tuple(slice(0, size) for size in head.get_shape())
             if torch.equal(head[wanted], embedding[wanted]):
@@ -78,7 +80,7 @@ class SafetensorsCheckpoint:
 
 
 def _locate(directory: Path) -> dict[str, Path]:
-    """Tensor name -> file. An index says which files count; without one, all of them do."""
+    """Map tensor names to files: those in the index, or else all. Raises ModelError."""
     index = directory / INDEX
     listed = _read_index(index) if index.is_file() else None
     if listed is not None:
@@ -89,7 +91,7 @@ def _locate(directory: Path) -> dict[str, Path]:
     for path in paths:
         for name in _names(path):
             if name.endswith("rotary_emb.inv_freq"):
-                continue  # a buffer old checkpoints saved; the config says the same
+                continue  # a buffer in old checkpoints, computed from the config
             if name in place:
                 raise ModelError(f"{name} is both in {place[name].name} and in {path.name}")
             place[name] = path
@@ -126,7 +128,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _check_total_size(directory: Path, files: Collection[Path]) -> None:
-    """Warn where the index, if there is one, tells another size than its files have."""
+    """Log a warning if the index gives another total size than the files have."""
     told = read_json_object(directory / INDEX).get("metadata")
     total = told.get("total_size") if isinstance(told, dict) else None
     found = sum(_data_bytes(path) for path in files)
@@ -140,7 +142,7 @@ def _check_total_size(directory: Path, files: Collection[Path]) -> None:
 
 
 def _data_bytes(path: Path) -> int:
-    """The bytes of a safetensors file behind its header, whose length stands in front."""
+    """Return the bytes of tensors in a safetensors file: all after the length and the header."""
     with path.open("rb") as file:
         (header,) = struct.unpack("<Q", file.read(8))
     return path.stat().st_size - 8 - int(header)

@@ -6,8 +6,8 @@
         for delta in client.generate("Once upon a time", max_new_tokens=40, temperature=0.7):
             print(delta.text, end="", flush=True)
 
-A server's HTTP port is enough to find it on the same machine; `address="tcp://..."` reaches one
-that was started with `--socket`.
+On the same machine a server is found by its HTTP port; `address="tcp://..."` reaches one started
+with `--socket`.
 """
 
 from ..wire.client_messages import ChatMessage, Delta, Pong, Usage

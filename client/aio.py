@@ -12,7 +12,7 @@
 
     asyncio.run(main())
 
-Leaving the loop early, in whatever way, aborts the request at the server.
+Leaving the loop early, also by an exception, aborts the request at the server.
 """
 
 import asyncio
@@ -49,13 +49,12 @@ _Question = Ping | FlushCache | LoadLoRA | UnloadLoRA | ListLoRAs
 
 @dataclass(frozen=True)
 class Timeouts:
-    """All in seconds; None waits for ever.
+    """Timeouts in seconds; None waits forever.
 
-    `connect`: until a server is there (also after it went away), then ServerGone.
-    `answer`: from sending a request to the first message for it (that is the whole answer in
-    `complete`): waiting in the server's queue counts. `idle`: between two messages of a stream.
-    Both end in RequestTimeout and abort the request. `heartbeat`: a connection whose other end
-    shows no life for so long is given up: ServerGone for all that is in flight.
+    `connect`: wait for a connection, also after losing one; then ServerGone. `answer`: from sending
+    a request to its first message (the whole answer in `complete`), queueing included. `idle`:
+    between two messages of a stream. Both abort the request with RequestTimeout. `heartbeat`: a
+    connection silent for this long is closed, with ServerGone for all requests in flight.
     """
 
     connect: float = 5.0
@@ -77,11 +76,11 @@ class Completion:
 
 
 class AsyncGeneration:
-    """An answer in pieces: `async for delta in generation`, once; each Delta has text, token_ids.
+    """A streamed answer: `async for delta in generation`, once; each Delta has text, token_ids.
 
-    The request is sent when the loop begins. `text` and `token_ids` are what has come so far;
+    The request is sent when the loop begins. `text` and `token_ids` hold what has arrived;
     `finish_reason` ("stop", "length", "abort"), `usage` and `matched_stop` are None until the end,
-    and `usage` stays None when the loop was left early. Raises RequestRefused, RequestTimeout and
+    and `usage` stays None if the loop is left early. Raises RequestRefused, RequestTimeout and
     ServerGone.
     """
 
@@ -108,7 +107,7 @@ class AsyncGeneration:
             self.abort()
 
     async def read(self) -> Delta | None:
-        """The next piece; None after the last one. Any failure ends the request."""
+        """Return the next Delta, or None after the last. Any exception aborts the request."""
         try:
             while not self._over:
                 delta = self._note(await self._next())
@@ -125,7 +124,7 @@ class AsyncGeneration:
         return None
 
     def abort(self) -> None:
-        """Want no more of it. Nothing happens when it has ended."""
+        """Abort the request. Does nothing if it has ended."""
         if self._over:
             return
         self._over = True
@@ -134,7 +133,7 @@ class AsyncGeneration:
             self._exchange.abort()
 
     async def aclose(self) -> None:
-        """As `abort`; for contextlib.aclosing."""
+        """Call `abort`; for contextlib.aclosing."""
         self.abort()
 
     async def _next(self) -> ToClient:
@@ -158,12 +157,12 @@ class AsyncGeneration:
 
 
 class AsyncClient:
-    """A connection to one server, made at the first call and kept; one event loop per client.
+    """A connection to one server, opened by the first call and kept; one event loop per client.
 
-    `address` is the socket door's (ipc:///path or tcp://host:port); without one it is found from
-    the HTTP `port` of a server on this machine. Close it with `async with` or `aclose()`.
+    `address` is the server's socket (ipc:///path or tcp://host:port); by default it is found from
+    the HTTP `port` of a server on this machine. Close with `async with` or `aclose()`.
 
-    When the server goes away, requests in flight raise ServerGone; ZeroMQ reconnects by itself, so
+    If the connection is lost, requests in flight raise ServerGone. ZeroMQ reconnects by itself, so
     later calls work once a server is back.
     """
 
@@ -174,7 +173,7 @@ class AsyncClient:
         port: int = DEFAULT_PORT,
         timeout: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """Raises wire.paths.BadAddress or UnsafeDirectory; connects to nothing yet."""
+        """Does not connect yet. Raises wire.paths.BadAddress or UnsafeDirectory."""
         self.address = paths.find_door(port) if address is None else paths.full_address(address)
         self.timeout = timeout
         self._link: Link | None = None
@@ -193,7 +192,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """What is in flight raises ServerGone here and is aborted at the server. Idempotent."""
+        """Disconnect. Requests in flight raise ServerGone; the server aborts them. Idempotent."""
         self._closed = True
         if self._link is not None:
             await self._link.aclose()
@@ -218,7 +217,7 @@ class AsyncClient:
         input_ids: Sequence[int] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """The whole answer at once. Cancelling the call aborts the request."""
+        """Return the whole answer at once. Cancelling the call aborts the request."""
         request = self._request(Asked(prompt, messages, input_ids, options), stream=False)
         exchange = await self._open(request.rid, request)
         try:
@@ -232,17 +231,17 @@ class AsyncClient:
         )
 
     async def ping(self) -> Pong:
-        """The model's name, and whether it is ready. Raises ServerGone or RequestTimeout."""
+        """Ask for the model's name and readiness. Raises ServerGone or RequestTimeout."""
         pong = await self._ask(Ping(next(self._rids)), self.timeout.connect)
         if not isinstance(pong, Pong):
             raise ClientError(f"unexpected answer {type(pong).__name__}")
         return pong
 
     async def flush_cache(self, timeout_s: float = 0.0) -> int:
-        """Forget all cached prefixes; the number of KV pages freed.
+        """Flush all cached prefixes; return the number of KV pages freed.
 
-        Waits up to `timeout_s` until nothing runs at the server, which else refuses:
-        RequestRefused with status 409.
+        The server waits up to `timeout_s` seconds until it is idle. Raises RequestRefused (409) if
+        it is not.
         """
         patience = None if self.timeout.answer is None else timeout_s + self.timeout.answer
         flushed = await self._ask(FlushCache(next(self._rids), timeout_s), patience)
@@ -253,21 +252,24 @@ class AsyncClient:
         return flushed.pages
 
     async def load_lora(self, name: str, path: str, *, pinned: bool = False) -> list[str]:
-        """Load an adapter from a directory of the server; the names of all adapters after it.
+        """Load an adapter from a directory of the server; return the names of all adapters.
 
-        Requests can ask for it with `lora_path=name` once this returns. A name that is there
-        already gets the new weights; requests that run keep the old ones. Raises RequestRefused:
-        400 for an adapter or a path that the server does not take, 404 if there is none, 409.
+        Requests use it with `lora_path=name` from then on. Loading a name again replaces its
+        weights; running requests keep the old ones. Raises RequestRefused: 400 for an unsupported
+        adapter or a path that is not allowed, 404 if there is none, 409 on a conflict.
         """
         seq = next(self._rids)
         return await self._loras(LoadLoRA(name, path, pinned, seq))
 
     async def unload_lora(self, name: str) -> list[str]:
-        """The names that are left; requests that run go on. RequestRefused with 404 or 409."""
+        """Unload an adapter; return the remaining names. Running requests keep its weights.
+
+        Raises RequestRefused (404 or 409).
+        """
         return await self._loras(UnloadLoRA(name, next(self._rids)))
 
     async def loras(self) -> list[str]:
-        """The names of all adapters that requests can ask for."""
+        """List the names of all adapters that requests can use."""
         return await self._loras(ListLoRAs(next(self._rids)))
 
     async def _loras(self, question: LoadLoRA | UnloadLoRA | ListLoRAs) -> list[str]:

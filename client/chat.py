@@ -1,8 +1,8 @@
 """`tokenloom chat`: a conversation with a running server in a terminal, or through a pipe.
 
-Owns the conversation and the line that is typed; the server sees each turn as a request of its own.
-Without a terminal it reads one line per turn, prints answers only, and its status says whether all
-went well, so scripts can use it.
+Called by the CLI. Owns the conversation; each turn is a separate request. Without a terminal it
+reads one line per turn, prints only answers, and exits with 1 if any turn failed. Wire messages
+must not enter: it uses Client.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from .request import RequestOptions
 from .sync import Client
 
 CONNECT_SECONDS = 5.0
-# For a model whose files recommend nothing: the API's own 1.0 makes small models talk nonsense.
+# For models whose files recommend nothing: temperature 1.0 makes small models talk nonsense.
 # The penalty keeps them from repeating one sentence until the context is full.
 SOBER: RequestOptions = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0 left by the user, 1 something failed, 2 wrong flags, 130 Ctrl-C."""
+    """Run the chat; return the exit status: 0 left by the user, 1 a failure, 130 Ctrl-C."""
     flags = _parser().parse_args(argv)
-    timeouts = Timeouts(connect=CONNECT_SECONDS, answer=None)  # who waits can press Ctrl-C
+    timeouts = Timeouts(connect=CONNECT_SECONDS, answer=None)  # Ctrl-C stops a slow answer
     try:
         with Client(flags.address, port=flags.port, timeout=timeouts) as client:
             return _Chat(client, flags.system, _options(flags)).run()
@@ -52,7 +52,7 @@ class _Chat:
         self._failed = False
 
     def run(self) -> int:
-        """Raises ServerGone or RequestTimeout when there is no server to begin with."""
+        """Chat until the end of input; return the exit status. Raises ClientError if ping fails."""
         pong = self._client.ping()
         self._options = {**_defaults(pong), **self._options}
         if _at_terminal():
@@ -73,7 +73,7 @@ class _Chat:
         return 1 if self._failed else 0
 
     def _turn(self, text: str) -> None:
-        """One question and its answer; both stay in the conversation only if something came."""
+        """Send a question and print the answer; keep both only if the answer has text."""
         self._said.append(ChatMessage("user", text))
         answer = self._client.generate(messages=self._said, **self._options)
         try:
@@ -94,7 +94,7 @@ class _Chat:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end of input. Ctrl-C drops the line."""
+    """Yield input lines until the end of input. Ctrl-C drops the line."""
     if not _at_terminal():
         yield from sys.stdin
         return
@@ -120,7 +120,7 @@ def _fail(message: str) -> int:
 
 
 def _defaults(pong: Pong) -> RequestOptions:
-    """How to sample unless flags say otherwise."""
+    """Return the server's recommended sampling options, or SOBER without any."""
     if pong.sampling is None:
         return SOBER
     return {

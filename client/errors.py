@@ -1,24 +1,24 @@
-"""What can go wrong for a client, as exceptions with the facts in attributes. PURE."""
+"""Exceptions raised by the client modules. PURE."""
 
 
 class ClientError(Exception):
-    """Every error that this package raises about a server; wrong calls raise TypeError or such."""
+    """Base of all errors about a server. Wrong arguments raise TypeError or ValueError instead."""
 
 
 class ServerGone(ClientError):
-    """No server there, or it went away; what was in flight is lost. A later call may work."""
+    """There is no server, or the connection was lost. A later call may succeed."""
 
 
 class RequestTimeout(ClientError, TimeoutError):
-    """The server is there but said nothing for too long; the request was aborted."""
+    """The server sent nothing within a timeout; the request was aborted."""
 
 
 class RequestRefused(ClientError):
-    """The server's no, before or in the middle of an answer.
+    """The server refused a request or failed it in the middle of an answer.
 
-    `status` is an HTTP status: 400 wrong (`param` names the field), 404 no such adapter, 408 took
-    too long, 409 in the way of something else, 413 too large, 500 broken inside, 503 not now:
-    `retry_after` says in how many seconds it may go better.
+    `status` is an HTTP status: 400 invalid (`param` names the field), 404 unknown adapter, 408
+    timed out, 409 conflict, 413 too large, 500 internal error, 503 unavailable (retry after
+    `retry_after` seconds).
     """
 
     def __init__(

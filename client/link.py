@@ -1,12 +1,11 @@
 """One DEALER socket to a server's socket door, shared by every request of a client.
 
-Owns the connection: whether it is up, who waits for which rid, and that all who wait are told when
-it goes down. Made by AsyncClient inside a running loop. What the messages mean is not its business.
+Owns the connection state and the exchanges by rid; when the connection is lost, all exchanges fail.
+Built by AsyncClient inside a running loop. The meaning of messages must not enter.
 
-ZeroMQ reconnects by itself and keeps what could not be sent. A request that was caught that way
-would start at a later server, long after its caller was told that it failed; the Abort that follows
-it on the same road ends it there. (ZMQ_IMMEDIATE would drop it, but also the last words of a server
-that stops.)
+ZeroMQ reconnects by itself and keeps unsent messages. A request kept that way would start at a
+later server, long after its caller saw it fail; the Abort queued after it ends it there.
+(ZMQ_IMMEDIATE would drop it, but also the last messages of a server that stops.)
 """
 
 import asyncio
@@ -31,7 +30,7 @@ _names = itertools.count()
 
 
 class Exchange:
-    """One request on a link: what came for it and was not read yet."""
+    """One request on a link, with its received but unread messages."""
 
     def __init__(self, link: "Link", key: str) -> None:
         self._link = link
@@ -42,7 +41,7 @@ class Exchange:
         self._came.put_nowait(message)
 
     async def next(self, seconds: float | None) -> ToClient:
-        """Raises RequestTimeout, RequestRefused or ServerGone."""
+        """Return the next message. Raises RequestTimeout, RequestRefused or ServerGone."""
         try:
             async with asyncio.timeout(seconds):
                 message = await self._came.get()
@@ -60,7 +59,7 @@ class Exchange:
         self._link.forget(self._key)
 
     def abort(self) -> None:
-        """Want no more of it. Nothing is sent when its last message has come already."""
+        """Send Abort unless the last message has arrived."""
         if self._link.forget(self._key) and not self._link.closed:
             self._link.send(Abort(self._key))
 
@@ -96,9 +95,10 @@ class Link:
             raise ServerGone(f"no server answers at {self.address}") from None
 
     def open(self, key: str, message: FromClient) -> Exchange:
-        """Send `message`; the exchange gets what comes for `key`, up to its last message.
+        """Send `message`; return the exchange that receives the messages for `key`.
 
-        Raises ServerGone without a connection, RequestRefused for what no server takes.
+        Raises ServerGone without a connection, RequestRefused if the message cannot be encoded or
+        is too large.
         """
         self._note_pending_events()
         if not self._up.is_set():
@@ -119,11 +119,11 @@ class Link:
         if len(payload) > paths.MAX_REQUEST_BYTES:
             limit = paths.MAX_REQUEST_BYTES
             raise RequestRefused(413, f"the request has {len(payload)} bytes; {limit} are allowed")
-        # Never pending: DONTWAIT settles it within the call.
+        # DONTWAIT completes the future within the call.
         asyncio.ensure_future(self._socket.send(payload, zmq.DONTWAIT)).result()
 
     def forget(self, key: str) -> bool:
-        """Whether anything was still to come for `key`."""
+        """Drop the exchange of `key`; return whether its last message was still to come."""
         return self._exchanges.pop(key, None) is not None
 
     async def aclose(self) -> None:
@@ -131,7 +131,7 @@ class Link:
         await asyncio.wait([self._serving])
 
     async def _serve(self) -> None:
-        """Lives as long as the link: the end of the loop closes the socket too."""
+        """Read messages and events until cancelled, then close the socket."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read())
@@ -144,7 +144,7 @@ class Link:
 
     async def _read(self) -> None:
         while True:
-            await self._socket.poll()  # not recv: `_note` may take what is there, in order
+            await self._socket.poll()  # not recv: `_note` may read first, in order
             self._take_pending()
 
     def _take(self, frames: list[bytes]) -> None:
@@ -155,7 +155,7 @@ class Link:
             return
         key = seq_key(message.seq) if isinstance(message, Pong | Flushed | LoRAs) else message.rid
         exchange = self._exchanges.get(key)
-        if exchange is not None:  # else it was left while this was on its way
+        if exchange is not None:  # None: forgotten while the message was in flight
             exchange.put(message)
             if not isinstance(message, Delta):
                 self.forget(key)
@@ -168,7 +168,7 @@ class Link:
             self._note_pending_events()
 
     def _note_pending_events(self) -> None:
-        """Before a request is sent, so that an old connection's end is not taken for its own."""
+        """Handle pending events, so that an old disconnect does not fail a request sent next."""
         while not self.closed:
             try:
                 self._note(self._events.recv_multipart(zmq.DONTWAIT))
@@ -181,7 +181,7 @@ class Link:
             self._up.set()
             return
         self._up.clear()
-        self._take_pending()  # what was said before the end
+        self._take_pending()  # deliver answers that arrived before the disconnect
         self._fail_all(f"lost the server at {self.address}")
 
     def _take_pending(self) -> None:
@@ -192,13 +192,13 @@ class Link:
                 return
 
     def _fail_all(self, why: str) -> None:
-        """They stay in the table until their callers heard it and send their Aborts."""
+        """Fail all exchanges. They stay in the table so that their callers still send Aborts."""
         for exchange in self._exchanges.values():
             exchange.put(ServerGone(why))
 
 
 def seq_key(seq: int) -> str:
-    """Where the answer to a question with a seq goes; a space is in no rid."""
+    """Return the exchange key of a question with a seq; no rid has a space."""
     return f"seq {seq}"
 
 
@@ -206,15 +206,15 @@ def _monitor(context: zmq.asyncio.Context, dealer: zmq.asyncio.Socket) -> zmq.as
     name = f"inproc://client-link-{next(_names)}"
     dealer.monitor(name, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     monitor = context.socket(zmq.PAIR)
-    monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for us to read
+    monitor.setsockopt(zmq.RCVHWM, 0)  # a full queue would block ZeroMQ's own thread
     monitor.connect(name)
     return monitor
 
 
 def _connect(dealer: zmq.asyncio.Socket, address: str, heartbeat_seconds: float) -> None:
-    dealer.setsockopt(zmq.LINGER, 0)  # a server aborts what its client leaves behind
-    dealer.setsockopt(zmq.SNDHWM, 0)  # a send never waits; callers bound what they ask for
-    dealer.setsockopt(zmq.RCVHWM, 0)  # an answer is bounded by its length; the reader never waits
+    dealer.setsockopt(zmq.LINGER, 0)  # a server aborts the requests of a client that disconnects
+    dealer.setsockopt(zmq.SNDHWM, 0)  # sends never block; callers bound their requests
+    dealer.setsockopt(zmq.RCVHWM, 0)  # answers have a bounded length and are read at once
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
     dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)

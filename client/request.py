@@ -1,6 +1,6 @@
-"""From the keyword arguments of `generate` and `complete` to a Generate message. PURE.
+"""Builds Generate messages from the keyword arguments of `generate` and `complete`. PURE.
 
-Only what cannot be sent at all is refused here; values are the server's to judge.
+Called by AsyncClient. Refuses only what cannot be encoded; the server validates values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Messages = Sequence[ChatMessage | Mapping[str, str]]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams as keyword arguments; what is left out keeps its default."""
+    """Fields of SamplingParams as keyword arguments; omitted ones keep their defaults."""
 
     max_new_tokens: int | None
     min_new_tokens: int
@@ -37,7 +37,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class RequestOptions(SamplingOptions, total=False):
-    """What else a request may say: see docs/api.md."""
+    """SamplingOptions and the other options of a request: see docs/api.md."""
 
     priority: int
     user: str
@@ -50,7 +50,7 @@ _LABELS = ("priority", "user", "cache_salt", "lora_path")
 
 @dataclass(frozen=True)
 class Asked:
-    """One request but for its rid."""
+    """One request without its rid."""
 
     prompt: str | None
     messages: Messages | None
@@ -58,7 +58,9 @@ class Asked:
     options: RequestOptions
 
     def generate(self, rid: str, *, stream: bool) -> Generate:
-        """Raises TypeError for an unknown option, ValueError for none or two kinds of prompt."""
+        """Build the message. Raises TypeError for an unknown option, ValueError unless there is
+        exactly one kind of prompt.
+        """
         given = [x for x in (self.prompt, self.messages, self.input_ids) if x is not None]
         if len(given) != 1:
             raise ValueError("exactly one of prompt, messages and input_ids must be given")
@@ -76,7 +78,7 @@ class Asked:
 
 
 def _chat(messages: Messages) -> list[ChatMessage]:
-    """Raises msgspec.ValidationError (a ValueError) that says which message is wrong."""
+    """Convert chat messages. Raises msgspec.ValidationError, which names the wrong message."""
     plain = [m if isinstance(m, ChatMessage) else dict(m) for m in messages]
     return msgspec.convert(plain, list[ChatMessage])
 

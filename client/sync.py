@@ -1,4 +1,4 @@
-"""Client: AsyncClient for programs without an event loop, over a thread that has one.
+"""Client: AsyncClient for programs without an event loop; runs one in a thread.
 
     from tokenloom.client import Client
 
@@ -7,7 +7,7 @@
             print(delta.text, end="", flush=True)
         print(client.complete(messages=[{"role": "user", "content": "And of Spain?"}]).text)
 
-May be shared by threads. Leaving a loop early aborts its request, and so does Ctrl-C.
+Thread-safe. Leaving a loop early, also by Ctrl-C, aborts its request.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _LoopThread:
-    """A running event loop in a thread of its own."""
+    """An event loop running in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -35,7 +35,7 @@ class _LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when waiting for it is interrupted."""
+        """Run `work` and return its result; cancel it if the wait is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -50,10 +50,9 @@ class _LoopThread:
 
 
 class Generation:
-    """An answer in pieces: `for delta in generation`, once. Attributes as of AsyncGeneration."""
+    """A streamed answer: `for delta in generation`, once. Attributes as in AsyncGeneration."""
 
     def __init__(self, client: "Client", answer: AsyncGeneration) -> None:
-        """`client` gives the loop that `answer` lives in."""
         self._client = client
         self._answer = answer
         self._iterated = False
@@ -70,7 +69,7 @@ class Generation:
 
     def close(self) -> None:
         """Abort the request unless it has ended."""
-        if not self._client.closed:  # else it was aborted with all the others
+        if not self._client.closed:  # closing the client aborts all requests
             self._client._run(self._answer.aclose())
 
     @property
@@ -95,7 +94,7 @@ class Generation:
 
 
 class Client:
-    """See AsyncClient for the arguments, the errors and what happens when a server goes away."""
+    """A blocking AsyncClient, with the same arguments, errors and reconnection."""
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Abort what is in flight and disconnect. Idempotent."""
+        """Abort requests in flight and disconnect. Idempotent."""
         if self.closed:
             return
         self._thread.call(self._client.aclose())
@@ -148,29 +147,29 @@ class Client:
         input_ids: Sequence[int] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """The whole answer at once."""
+        """Return the whole answer at once."""
         return self._run(
             self._client.complete(prompt, messages=messages, input_ids=input_ids, **options)
         )
 
     def ping(self) -> Pong:
-        """The model's name, and whether it is ready."""
+        """Ask for the model's name and readiness."""
         return self._run(self._client.ping())
 
     def flush_cache(self, timeout_s: float = 0.0) -> int:
-        """Forget all cached prefixes; the number of KV pages freed."""
+        """Flush all cached prefixes; return the number of KV pages freed."""
         return self._run(self._client.flush_cache(timeout_s))
 
     def load_lora(self, name: str, path: str, *, pinned: bool = False) -> list[str]:
-        """As of AsyncClient: the names of all adapters after it."""
+        """Load an adapter as AsyncClient.load_lora does; return the names of all adapters."""
         return self._run(self._client.load_lora(name, path, pinned=pinned))
 
     def unload_lora(self, name: str) -> list[str]:
-        """The names of the adapters that are left."""
+        """Unload an adapter; return the remaining names."""
         return self._run(self._client.unload_lora(name))
 
     def loras(self) -> list[str]:
-        """The names of all adapters that requests can ask for."""
+        """List the names of all adapters that requests can use."""
         return self._run(self._client.loras())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""`python -m tokenloom.detokenizer_proc`: the process that the launcher starts."""
+"""Entry point of the detokenizer process, started by the launcher."""
 
 from ..wire.child import run_child
 from ..wire.config import DetokenizerConfig

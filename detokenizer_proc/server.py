@@ -1,7 +1,7 @@
-"""The detokenizer process: ids from the scheduler, text to the front.
+"""The detokenizer process: turns ids from the scheduler into text for the front.
 
-Run by `__main__`. It owns every stream's decoded offsets and held-back text, in `streams`; messages
-that are not text pass through in the order in which they came. Requests and HTTP do not enter.
+Run by `__main__`. Owns the mailbox and the `streams` of all requests; messages that are not token
+ids pass through in order. Requests and HTTP must not enter.
 """
 
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def main(config: DetokenizerConfig, life: ChildLife) -> int:
-    """Returns the exit status: 0 after the scheduler has drained. Raises ModelError."""
+    """Run the process; return 0 after the scheduler has drained. Raises ModelError."""
     if config.model.model is None:
         raise ValueError("the launcher resolves the model before it starts this process")
     uvloop.run(serve(config.links, model_streams(config.model.model), life.ready))
@@ -39,7 +39,7 @@ def main(config: DetokenizerConfig, life: ChildLife) -> int:
 
 
 def model_streams(path: str) -> Streams:
-    """Streams of the model's own tokenizer. Raises ModelError."""
+    """Build Streams on the tokenizer of the model at `path`. Raises ModelError."""
     tokenizer = load_tokenizer(path)
     added = tokenizer.get_added_tokens_decoder().items()
     special = {token_id: token.content for token_id, token in added if token.special}
@@ -51,7 +51,7 @@ def model_streams(path: str) -> Streams:
 
 
 async def serve(links: Links, streams: Streams, ready: Callable[[], None]) -> None:
-    """Turn ids into text until the scheduler says Drained; `ready` is called when mail can come."""
+    """Turn ids into text until Drained arrives; call `ready` when the mailbox is bound."""
     context = zmq.asyncio.Context()
     plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
     mailbox = AsyncMailbox(context, links.detokenizer, codec.to_detokenizer())
@@ -62,7 +62,7 @@ async def serve(links: Links, streams: Streams, ready: Callable[[], None]) -> No
     finally:
         for end in (mailbox, front, scheduler):
             end.close()
-        context.term()  # returns when the last words are out
+        context.term()  # waits until all messages are sent
 
 
 async def _serve(
@@ -81,7 +81,7 @@ async def _serve(
                 case Draining():
                     draining = True
                 case Drained() if not draining:
-                    mailbox.strays.drop_message(message)  # else it would end this process
+                    mailbox.strays.drop_message(message)  # must not end this process
                 case Drained():
                     log.debug("drained; %d rows had no stream", streams.unknown_rows)
                     front.send(message)
@@ -89,5 +89,5 @@ async def _serve(
                 case StatsOut():
                     dropped = mailbox.strays.total + streams.unknown_rows
                     front.send(msgspec.structs.replace(message, detokenizer_strays_total=dropped))
-                case _:  # control messages, in the order in which they came
+                case _:  # control messages pass through in order
                     front.send(message)

@@ -1,11 +1,11 @@
 """Finds stop strings in text that arrives in pieces of any size. PURE.
 
-Called by `streams`, one matcher per request that has stop strings. The rule: the stop string that
-is complete first ends the text; of several that are complete with the same character, the longest
-does. So the answer does not depend on where the pieces were cut. Tokens do not enter.
+Called by `streams`, one matcher per request. The stop string that is complete first ends the text;
+of several complete at the same character, the longest. So the answer does not depend on how the
+text is cut into pieces. Tokens must not enter.
 
-A stop string may hold the text of a special token, which is not shown to the client. Such a string
-is looked for in the whole text; all others in what is shown.
+A stop string may contain the text of a special token, which is hidden from the client. Such a
+string is searched in the whole text, all others in the shown text only.
 """
 
 from collections import deque
@@ -15,24 +15,25 @@ from itertools import islice
 
 class StopMatcher:
     def __init__(self, stops: Sequence[str], hidden: Collection[str] = ()) -> None:
-        """`stops`: strings of at least one character. `hidden`: texts that are not shown."""
-        # Longest first: the first that is complete wins.
+        """`stops` are non-empty. `hidden`: texts of special tokens that are not shown."""
+        # Longest first: of several complete at one character, the longest wins.
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
         self._borders = [_borders(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)  # characters of each stop that the text ends with
+        self._matched = [0] * len(self._stops)  # length of each stop's prefix that ends the text
         self._held = ""
         self._in_whole_text = [any(text in stop for text in hidden) for stop in self._stops]
-        # Whether each of the last characters of the whole text is shown.
+        # Whether each of the last characters of the whole text is shown, as far back as needed.
         longest = max(map(len, self._stops), default=0) if any(self._in_whole_text) else 0
         self._shown: deque[bool] = deque(maxlen=longest)
 
     def push(
         self, text: str, *, shown: bool = True, may_end: bool = True
     ) -> tuple[str, str | None]:
-        """Text that can be delivered, and the stop string that ended it. No push after a match.
+        """Return the text that can be delivered, and the stop string that matched or None.
 
-        The longest tail that may begin a stop string is held back. Without `may_end` a stop string
-        that is complete in `text` is passed over; one that goes on in later text can still match.
+        Holds back the longest tail that may begin a stop string. Without `may_end`, a stop string
+        that completes in `text` is ignored; one that completes in later text still matches. Do not
+        push after a match.
         """
         if not self._stops:
             return text if shown else "", None
@@ -55,19 +56,19 @@ class StopMatcher:
         return whole[:sure], None
 
     def flush(self) -> str:
-        """What is held back, when no more text comes."""
+        """Return the held-back text at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
     def _shown_of(self, index: int) -> int:
-        """How many shown characters there are in what the text has of this stop string."""
+        """Count the shown characters in the matched prefix of a stop string."""
         matched = self._matched[index]
         if not self._in_whole_text[index]:
             return matched
         return sum(islice(reversed(self._shown), matched))
 
     def _advance(self, index: int, char: str) -> int:
-        """One step of Knuth, Morris and Pratt's search."""
+        """Take one step of Knuth-Morris-Pratt; return the length of the matched prefix."""
         stop, borders = self._stops[index], self._borders[index]
         length = self._matched[index]
         while length and stop[length] != char:
@@ -79,7 +80,7 @@ class StopMatcher:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Return, per prefix, the length of its longest proper prefix that is also a suffix."""
     borders = [0] * len(stop)
     length = 0
     for at in range(1, len(stop)):

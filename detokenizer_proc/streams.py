@@ -1,9 +1,8 @@
-"""The life of each request's text, from its first row to its one terminal StrOut. PURE.
+"""Text streams of all requests, from the first row to one terminal StrOut each. PURE.
 
-Called by `server` with the rows of each step. A stream is OPEN until its text ends: with the
-scheduler's terminal row, which deletes it, or before that, with a stop string or a failure here. In
-the latter case the scheduler is told, and the stream is ENDED: it swallows rows until the terminal
-one comes. Sockets and tokenizers do not enter.
+Called by `server` with the rows of each step. A stream is OPEN until its text ends. The scheduler's
+terminal row deletes it. A stop string or a failed decode ends it earlier: it tells the scheduler
+and, ENDED, drops rows up to the terminal one. Sockets and tokenizers must not enter.
 """
 
 from array import array
@@ -21,26 +20,28 @@ NO_SPECIAL: Mapping[int, str] = {}
 
 @dataclass(slots=True)
 class Outcome:
-    """What one step's rows come to."""
+    """Output of one step: text rows, and messages to the scheduler."""
 
     rows: list[StrOut] = field(default_factory=list)
     to_scheduler: list[StopMatched | AbortReq] = field(default_factory=list)
 
 
 class Streams:
+    """Streams by rid, open or ended."""
+
     def __init__(self, decode: Decode, special: Mapping[int, str] = NO_SPECIAL) -> None:
-        """`special`: the texts of the tokens that `decode` can leave out, by id."""
+        """`special`: id -> text of the tokens that `decode` can skip."""
         self._decode = decode
         self._special = special
         self._open: dict[int, _Stream] = {}
         self._ended: set[int] = set()
-        self.unknown_rows = 0  # dropped: their rid was never opened, is over, or is opened again
+        self.unknown_rows = 0  # rows dropped: rid never opened, over, or opened twice
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
     def take(self, rows: Sequence[TokenIDOut]) -> Outcome:
-        """Rows with neither text, ids nor a finish give no StrOut."""
+        """Decode one step's rows. A row without text, ids and finish gives no StrOut."""
         outcome = Outcome()
         for row in rows:
             self._take(row, outcome)
@@ -62,7 +63,7 @@ class Streams:
                 return
             out = self._open[row.rid].take(row)
         except Exception as error:
-            # Whatever the tokenizer raises on one request's ids ends that request alone.
+            # An exception of the tokenizer must end only the request with these ids.
             message = f"the answer could not be turned into text: {error!r}"
             out = StrOut(row.rid, "", row.token_ids, Finish("error", message=message, status=500))
         if out.text or out.token_ids or out.finish is not None:
@@ -80,13 +81,13 @@ class Streams:
 
 
 class _Stream:
-    """One request's text: ids go through the decoder, its text through the stop matcher."""
+    """One request's text: passes ids through the decoder, then text through the stop matcher."""
 
     def __init__(self, opened: StreamOpen, decode: Decode, special: Mapping[int, str]) -> None:
         skip = opened.skip_special_tokens
         tail = array("i", opened.prompt_tail)
         self._decoder = IncrementalDecoder(lambda ids: decode(ids, skip), tail)
-        # Tokens that are not shown and may yet be a stop string, or a part of one.
+        # Hidden tokens whose text may match a stop string.
         self._hidden = special if skip and opened.stop else NO_SPECIAL
         self._matcher = StopMatcher(opened.stop, self._hidden.values())
         self._keep_stop = opened.no_stop_trim
@@ -117,13 +118,13 @@ class _Stream:
         return self._out(row, "".join(parts), row.token_ids, row.finish)
 
     def _match(self, text: str, *, shown: bool = True) -> tuple[str, str | None]:
-        """A stop string that is complete within the first `min_new_tokens` ends nothing, just as
-        the sampler draws no stop token among them.
+        """Push text to the matcher. Stop strings within the first `min_new_tokens` are ignored,
+        as the sampler bans stop tokens there.
         """
         return self._matcher.push(text, shown=shown, may_end=self._tokens > self._min_tokens)
 
     def _is_trimmed_stop_token(self, row: TokenIDOut, count: int) -> bool:
-        """Is the `count`th id the stop token that ended the answer, and no part of its text?"""
+        """Whether the `count`th id is the stop token that ended the answer and is not shown."""
         if row.finish is None or self._keep_stop or count < len(row.token_ids):
             return False
         return isinstance(row.finish.matched, int) and row.finish.matched == row.token_ids[-1]
@@ -131,7 +132,7 @@ class _Stream:
     def _stopped(
         self, row: TokenIDOut, parts: list[str], stop: str, token_ids: tuple[int, ...]
     ) -> StrOut:
-        """A stop string wins over any end that came with it, except a failed or aborted one."""
+        """Finish with a stop string, unless the row itself finishes with an abort or error."""
         if self._keep_stop:
             parts.append(stop)
         finish = Finish("stop", matched=stop)

@@ -69,7 +69,7 @@ class PackedLlama:
         return sum(one.nbytes for one in (*maps, *heads.values()))
 
     def pin(self, cpus: Sequence[int]) -> None:
-        """Pin each thread to a core; the caller of `forward` is thread 0. Call before the first step."""
+        """Pin each thread, from the caller of `forward` on, to a core. Call before stepping."""
         self._cpus = cpus
 
     def reset(self) -> None:

@@ -1,8 +1,7 @@
-"""One child of the launcher: its process, its state, and how it ended.
+"""ChildProcess: a process with a config on its standard input, its state, and how it ended.
 
-Used by the launcher, and by the scheduler process for the ranks beside it. The pipe to the child's
-standard input carries the config and then stays open for as long as its parent lives: a child takes
-its end as the parent's death.
+Used by the launcher for its children, and by the scheduler process for its ranks. The pipe to
+standard input stays open while the parent lives; a child exits when it closes.
 """
 
 import logging
@@ -17,8 +16,8 @@ import msgspec
 
 _REAP_S = 5.0  # a killed process is gone in less, unless the kernel itself is stuck
 
-# Downloads are the launcher's business, so no child needs these; and an interpreter that turns
-# interactive at its end would never end.
+# Only the launcher downloads, so children need no token; with PYTHONINSPECT a child would never
+# exit.
 _NOT_FOR_CHILDREN = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PYTHONINSPECT"})
 
 
@@ -41,7 +40,7 @@ MOVES = {
 
 
 class IllegalMove(RuntimeError):
-    """A child was to change into a state that its table does not allow."""
+    """A transition between child states that MOVES does not allow."""
 
 
 class ChildProcess:
@@ -59,7 +58,7 @@ class ChildProcess:
             process_group=0,
         )
         assert self._process.stdin is not None
-        # A child that is dead already cannot read; the next reap tells how it ended.
+        # A dead child cannot read; the next reap returns how it ended.
         with suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
 
@@ -74,7 +73,7 @@ class ChildProcess:
         self.story.append(state)
 
     def reap(self) -> int | None:
-        """The exit status if the process ended since the last call; -N for signal N."""
+        """Return the exit status if the process ended since the last call; -N for signal N."""
         if self.state is ChildState.EXITED:
             return None
         status = self._process.poll()
@@ -83,19 +82,19 @@ class ChildProcess:
         return status
 
     def wait(self) -> int:
-        """Blocks until the process ends: its exit status, -N for signal N."""
+        """Block until the process ends; return its exit status, -N for signal N."""
         return self._process.wait()
 
     def terminate(self) -> None:
         self._process.terminate()
 
     def kill(self) -> None:
-        """End the process and what it started. Harmless when it is gone already."""
+        """Kill the process and its group. Does nothing if it has ended."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Wait for the end of a killed process and let go of it."""
+        """Close the pipe and wait for the killed process to end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -105,7 +104,7 @@ class ChildProcess:
 
 
 def how_it_ended(status: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status in words."""
     if status >= 0:
         return f"exit status {status}"
     try:

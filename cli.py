@@ -1,7 +1,7 @@
-"""The `tokenloom` command: which part of the program an invocation is for.
+"""The `tokenloom` command: dispatch to serve, chat or bench by the first argument.
 
 Console script and `python -m tokenloom`. Each part parses its own flags and is imported only when
-asked for; nothing is decided here but the name.
+it is called.
 """
 
 import sys
@@ -19,7 +19,7 @@ terminal, `tokenloom chat`. Each has --help.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0 done, 1 failed, 2 called wrongly."""
+    """Run the named part; return the exit status: 0 done, 1 failed, 2 called wrongly."""
     match sys.argv[1:] if argv is None else argv:
         case ["serve", *flags]:
             from tokenloom.launch import main as serve

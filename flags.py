@@ -1,7 +1,7 @@
-"""The flags of `tokenloom serve`, derived from the fields of ServerConfig; there is no second list.
+"""The flags of `tokenloom serve`, derived from the fields of ServerConfig.
 
 A nested struct is a group, `page_size` is `--page-size`, a bool has a `--no-` form. Used by the
-launcher alone. What a value may be is decided by the field's own type, through msgspec.
+launcher alone. The field types decide, through msgspec, which values are valid.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _GROUP_TITLES = {
 
 
 def parse_flags(argv: list[str], prog: str = "tokenloom serve") -> ServerConfig:
-    """Flags to config. A bad flag prints one line that names it and its limit, and exits with 2."""
+    """Parse flags into a config; for a bad flag print one line with its limit and exit with 2."""
     parser = build_parser(prog)
     known, rest = parser.parse_known_args(argv)
     if rest:
@@ -86,12 +86,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line; the usage of all flags would bury it."""
+        """Print one line; the usage of all flags would bury it."""
         self.exit(2, f"{self.prog}: error: {masked(message)} (see --help)\n")
 
 
 def _unknown(arguments: list[str]) -> str:
-    """The flags that there are not; what follows one may be a secret and is never repeated."""
+    """Name the unknown flags; never repeat their values, which may be secrets."""
     names = [word.partition("=")[0] for word in arguments]
     flags = [name for name in names if re.fullmatch(r"--?[a-z][a-z-]*", name)]
     if not flags:
@@ -129,7 +129,7 @@ def _shown(default: object) -> str:
 
 
 def _kind(info: inspect.Type) -> inspect.Type:
-    """The type that a given value must have: without its metadata and without `| None`."""
+    """Return the type of a value that is given: without metadata and without `| None`."""
     if isinstance(info, inspect.Metadata):
         return _kind(info.type)
     if isinstance(info, inspect.UnionType):
@@ -145,11 +145,11 @@ def _converter(hint: object, kind: inspect.Type) -> Callable[[str], object]:
 
     def convert(text: str) -> object:
         try:
-            text.encode()  # bytes of the command line that are no UTF-8 are no text
+            text.encode()  # raises for command-line bytes that are not UTF-8
             value: object = msgspec.convert(read(text), hint)
         except (ValueError, msgspec.ValidationError) as error:
             raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from error
-        if isinstance(value, float) and not math.isfinite(value):  # has no form in JSON
+        if isinstance(value, float) and not math.isfinite(value):  # JSON cannot carry it
             raise argparse.ArgumentTypeError(f"must be {wanted} and finite, got {text!r}")
         return value
 
@@ -157,7 +157,7 @@ def _converter(hint: object, kind: inspect.Type) -> Callable[[str], object]:
 
 
 def _item_converter(hint: object, form: str) -> Callable[[str], object]:
-    """For a flag that may be repeated: each time it gives one item of a tuple."""
+    """Return a converter for one item of a flag that may be repeated."""
 
     def convert(text: str) -> object:
         try:

@@ -1,9 +1,9 @@
-"""The launch script of one server: flags -> config -> three children -> supervise -> drain.
+"""The launcher of one server: flags -> config -> three children -> supervise -> drain.
 
 `tokenloom serve`, or `python launch.py` from a checkout. Owns the child processes, the run
-directory and the exit status: 0 only for a stop that was asked for, 1 for a failed start, an
-unplanned death or a drain that does not end, 2 for bad flags, 128 + N when signal N cut a start or
-a drain short. No *_proc is imported here, so the parent stays small and never loads torch.
+directory and the exit status: 0 for a requested stop, 1 for a failed start, an unplanned death or a
+drain that does not end, 2 for bad flags, 128 + N when signal N cuts a start or a drain short.
+Imports no *_proc package, so the parent stays small and never loads torch.
 """
 
 import logging
@@ -35,15 +35,15 @@ from tokenloom.wire.config import (
 from tokenloom.wire.messages import ChildDied, ChildFailed, ChildReady, ToLauncher
 
 FRONT = "tokenizer"
-# -P: the directory that the server is started in has no say in what a child imports.
+# -P: children do not import from the directory in which the server is started.
 COMMANDS: Mapping[str, Sequence[str]] = {
     name: (sys.executable, "-P", "-m", f"tokenloom.{name}_proc")
     for name in ("scheduler", "detokenizer", FRONT)
 }
 POLL_MS = 100  # how soon a death or a signal is noticed
 LAST_WORDS_MS = 200  # how long to wait for a message that a dead child has sent
-DRAIN_GRACE_S = 4.0  # for processes to end after the last request
-FAREWELL_S = 2.0  # for the front to tell its clients of a death, before everything is killed
+DRAIN_GRACE_S = 4.0  # for processes to exit after the last request
+FAREWELL_S = 2.0  # for the front to end its streams after a death, before all is killed
 FAREWELL_POLL_MS = 10
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ def main(argv: list[str]) -> int:
 
 
 def launch(config: ServerConfig) -> int:
-    """Serve until told to stop; the exit status. Call it from the main thread (signals)."""
+    """Resolve the model and serve until stopped; return the exit status.
+
+    Call it from the main thread, which receives signals.
+    """
     log_format.configure("launcher", config.runtime.log_level)
     try:
         path = resolve_model(config.model.model, config.model.revision)
@@ -71,7 +74,7 @@ def launch(config: ServerConfig) -> int:
 
 
 def serve(config: ServerConfig, commands: Mapping[str, Sequence[str]] = COMMANDS) -> int:
-    """`launch` for a model that is a local path with its name; `commands` starts each child."""
+    """Serve a model that is a local path; `commands` starts each child."""
     with StopSignals() as stop:
         try:
             with run_directory() as run_dir:
@@ -82,7 +85,7 @@ def serve(config: ServerConfig, commands: Mapping[str, Sequence[str]] = COMMANDS
 
 
 class StopSignals:
-    """Counts requests to stop for the time of a block: Ctrl-C, SIGTERM, a closed terminal."""
+    """Context manager that collects SIGINT, SIGTERM and SIGHUP instead of dying of them."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -90,7 +93,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup asks to outlive the terminal by ignoring SIGHUP
+            # nohup sets SIGHUP to ignored, so that the process outlives the terminal
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
                 self._previous[signum] = signal.signal(signum, self._note)
         return self
@@ -104,7 +107,7 @@ class StopSignals:
 
 
 class _Ended(Exception):
-    """The set ends otherwise than by a finished drain."""
+    """The server ends without a finished drain; carries the exit status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -112,7 +115,7 @@ class _Ended(Exception):
 
 
 class Launcher:
-    """The children of one server from their start to their end."""
+    """Start, supervision and drain of the children of one server."""
 
     def __init__(self, config: ServerConfig, links: Links, stop: StopSignals) -> None:
         self._config = config
@@ -171,7 +174,7 @@ class Launcher:
             self._turn()
 
     def _drain(self) -> None:
-        """The front passes the drain on along the ring; each child then ends by itself."""
+        """Ask the front to drain; it passes the drain on, and each child then exits by itself."""
         limit = self._config.runtime.drain_timeout
         log.info("draining, for up to %g s; a second signal ends at once", limit)
         for name in self._in_state(ChildState.READY):
@@ -191,7 +194,7 @@ class Launcher:
         return [child.name for child in self._children.values() if child.state is state]
 
     def _turn(self) -> None:
-        """Wait a moment for news of the children: what they say, and whether they still live."""
+        """Read the children's messages for up to POLL_MS; raise _Ended after an unplanned death."""
         self._hear(POLL_MS)
         dead: dict[str, int] = {}
         for name, child in self._children.items():
@@ -206,7 +209,7 @@ class Launcher:
             raise _Ended(1, "\n".join(self._obituary(*death) for death in dead.items()))
 
     def _let_front_end(self, dead: Mapping[str, int]) -> None:
-        """Give a front that serves the time to end every open stream with an error of its own."""
+        """Tell a serving front of the deaths; give it FAREWELL_S to end its streams."""
         if FRONT not in self._in_state(ChildState.READY) + self._in_state(ChildState.DRAINING):
             return
         front = self._children[FRONT]
@@ -229,7 +232,7 @@ class Launcher:
                         self._url = detail
                 case ChildFailed(name, words) if name in self._children:
                     self._last_words[name] = words
-                case _:  # of a stranger, or for the second time
+                case _:  # from an unknown child, or sent twice
                     self._mailbox.strays.drop_message(message)
 
     def _obituary(self, name: str, status: int) -> str:
@@ -248,7 +251,7 @@ class Launcher:
 def child_configs(
     config: ServerConfig, links: Links
 ) -> dict[str, FrontConfig | SchedulerConfig | DetokenizerConfig]:
-    """What each child may know, by its name, in the order in which they are started."""
+    """Return each child's config by name, in the order of their start."""
     log_level = config.runtime.log_level
     return {
         "scheduler": SchedulerConfig(

@@ -1,8 +1,8 @@
-"""The 0700 directory in which the sockets of one server lie: made, held, removed, reclaimed.
+"""The 0700 directory that holds the sockets of one server: create, lock, remove, clean up.
 
-Used by the launcher alone. A live launcher holds flock on its directory; the kernel lets go of it
-however the launcher ends, so a directory that can be locked has nobody and may be removed. Nothing
-but this module's own prefix and this user's own directories is ever touched.
+Used by the launcher alone. A live launcher holds flock on its directory, which the kernel releases
+however the launcher ends; a directory that can be locked is stale and removed. Touches only
+directories of this user with this module's prefix.
 """
 
 import fcntl
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class NoRunDirectory(ValueError):
-    """No run directory can be made; the message says where, why, and what to change."""
+    """The run directory cannot be made; the message says where, why, and what to change."""
 
 
 @contextmanager
 def run_directory() -> Iterator[str]:
-    """A fresh directory under TMPDIR for the time of the block.
+    """Yield a fresh directory under TMPDIR; remove it at the end of the block.
 
-    Raises channel.AddressTooLong where the platform's limit for socket paths forbids it, and
-    NoRunDirectory where the system refuses.
+    Raises channel.AddressTooLong if socket paths in it would exceed the platform's limit, and
+    NoRunDirectory if the system refuses to make it.
     """
     try:
         base = tempfile.gettempdir()
@@ -79,9 +79,10 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """An open descriptor that holds the directory, or None where somebody else has it.
+    """Lock the directory and return its descriptor; None if another process holds the lock.
 
-    Raises FileNotFoundError if the directory is gone, also when it went before the lock was ours.
+    Raises FileNotFoundError if the directory is gone, even if it went just before the lock was
+    taken.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -8,11 +8,11 @@ from .ranks import Ranks
 
 
 def main(config: SchedulerConfig, life: ChildLife) -> int:
-    # Read once, when torch loads its OpenMP runtime: threads that wait must not spin, or they
-    # take the cores from the processes that deal with text.
+    # Read once, when torch loads its OpenMP runtime. Waiting threads must not spin, or they take
+    # the cores from the front and the detokenizer.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    ranks = Ranks(config, life)  # they import torch meanwhile
-    from .server import main as serve  # torch comes in here, once the launcher is being watched
+    ranks = Ranks(config, life)  # started first, so that they import torch in parallel
+    from .server import main as serve  # imports torch, after the watch on the launcher
 
     return serve(config, life, ranks)
 

@@ -1,6 +1,6 @@
-"""ModelWorkerBatch as bytes, on its way from the scheduler process to the ranks beside it.
+"""Encode ModelWorkerBatch to msgpack for the ranks, and decode it there.
 
-The one link whose message the rest of the server does not know; both ends are this very version.
+Used by ranks.py and rank.py, which run the same version, so the format may change freely.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from .worker_batch import ForwardMode, ModelWorkerBatch, RowOpen
 
 
 class _Opened(msgspec.Struct, forbid_unknown_fields=True):
-    """RowOpen, its ids as their memory."""
+    """RowOpen with its ids as the raw bytes of int32 arrays."""
 
     row: int
     sampling: SamplingParams
@@ -23,7 +23,7 @@ class _Opened(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Step(msgspec.Struct, forbid_unknown_fields=True):
-    """ModelWorkerBatch, the same."""
+    """ModelWorkerBatch with its ids as the raw bytes of int32 arrays."""
 
     step: int
     mode: ForwardMode
@@ -54,7 +54,7 @@ def encode(batch: ModelWorkerBatch) -> bytes:
 
 
 def decode(frame: bytes) -> ModelWorkerBatch:
-    """Raises msgspec.DecodeError for anything but what `encode` made."""
+    """Decode a frame made by `encode`; raises msgspec.DecodeError for any other."""
     step = _decoder.decode(frame)
     fields = msgspec.structs.asdict(step)
     opened = [

@@ -1,7 +1,8 @@
 """The scheduler process's loop: mailbox -> core -> runner -> core -> outbox.
 
-Messages are read between steps, and it sleeps when there is nothing to compute. Overlapped, a step
-is planned and launched before the result of the last one is read. No decision is made here.
+Called by server.py. It reads messages between steps and sleeps when there is nothing to compute.
+With overlap, a step is planned and launched before the result of the last one is read. All
+decisions are made in core.
 """
 
 import gc
@@ -18,8 +19,8 @@ from .core.scheduler import MAX_LAUNCHED, Scheduler
 from .step_log import StepLog
 from .worker_batch import LaunchedStep, LoRAOrders, ModelWorkerBatch
 
-IDLE_CHECK_MS = 1000  # so long without work, and the pool's books are audited
-STALLED_MS = 10  # nap while nothing can be computed, but a time limit or a load may end
+IDLE_CHECK_MS = 1000  # idle time after which the page accounting is audited
+STALLED_MS = 10  # sleep when requests wait only for a timeout or an adapter load
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def event_loop(
     *,
     overlap: bool = False,
 ) -> None:
-    """Serves until the scheduler has drained. `clock` also says how long steps take."""
+    """Serve until the scheduler has drained. `clock`, in seconds, also measures steps."""
     step_log = StepLog(scheduler)
     in_flight: deque[tuple[ModelWorkerBatch, LaunchedStep, float]] = deque()
     landed_at = -math.inf
@@ -87,7 +88,7 @@ def event_loop(
         if len(in_flight) == most or (in_flight and batch is None):
             landed, launched, launched_at = in_flight.popleft()
             result = launched.result()
-            # Behind another step it began when that one ended, and nothing counts while idle.
+            # A step behind another one begins when that one ends; idle time does not count.
             begun_at, landed_at = max(launched_at, landed_at), clock()
             _send(out, scheduler.process_batch_result(result, landed_at - begun_at))
             step_log.after(landed, launched.how)
@@ -99,7 +100,7 @@ def event_loop(
 def _receive(
     scheduler: Scheduler, inbox: Inbox, runner: Runner, stalled: bool
 ) -> list[ToScheduler]:
-    """What has arrived; when idle, wait for something, prepare, audit the books and clean up."""
+    """Return new messages; when idle, wait, prepare the runner, audit pages and collect garbage."""
     if not scheduler.idle:
         return inbox.receive(STALLED_MS if stalled else 0)
     if runner.loras.loading:
@@ -114,7 +115,7 @@ def _receive(
         if messages := inbox.receive(0):
             return messages
     gc.collect()
-    gc.freeze()  # so the next look is at what came since, not at the whole prefix tree again
+    gc.freeze()  # so that the next collection skips the prefix tree as it is now
     return inbox.receive(None)
 
 

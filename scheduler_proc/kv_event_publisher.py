@@ -1,12 +1,12 @@
-"""KVEventPublisher: changes of the prefix cache on a PUB socket, and the last batches on request.
+"""KVEventPublisher: publish changes of the prefix cache on a PUB socket; replay recent batches.
 
-Made by server.py where --kv-events asks for it; event_loop.py gives it each step's events. A
-thread owns the sockets and the batches kept, so the loop only encodes and never waits: a reader
-that is too slow misses batches, sees it by the sequence numbers, and may ask for them again.
+Made by server.py for --kv-events; event_loop.py passes it each step's events. A thread owns the
+sockets and the recent batches, so the loop only encodes and never waits. A slow subscriber misses
+batches, sees gaps in the sequence numbers, and may request a replay.
 
 Published: three frames, topic (empty), sequence number (8 bytes, big-endian, from 0), KVEventBatch.
-Replay: a request frame holds the first number wanted; the answers are one message for each batch
-still kept, and one with number -1 and nothing in it, all with an empty frame before, as REQ sends.
+Replay: a request is one frame with the first number wanted; the replies are one message per batch
+still kept, then one with number -1 and no batch, each behind an empty frame as REQ expects.
 """
 
 import threading
@@ -19,24 +19,24 @@ import zmq
 from ..wire.channel import LINGER_MS
 from ..wire.kv_events import KVEvent, KVEventBatch
 
-KEPT_BATCHES = 10_000  # what a late reader can ask for again
-PUBLISH_HWM = 100_000  # batches that pile up for one slow reader before it misses some
-MAX_REQUEST_BYTES = 1024  # readers say little; who says more is cut off
+KEPT_BATCHES = 10_000  # available for replay
+PUBLISH_HWM = 100_000  # batches queued for one slow subscriber before it misses some
+MAX_REQUEST_BYTES = 1024  # ZeroMQ disconnects a peer that sends more
 SEQ_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 _TO_THREAD = "inproc://kv-events"
-_STOP = b""  # no batch is empty
+_STOP = b""  # distinct from every encoded batch
 
 
 class BadAddress(ValueError):
-    """An address of --kv-events or --kv-events-replay that cannot be had here."""
+    """An address of --kv-events or --kv-events-replay cannot be bound."""
 
 
 class KVEventPublisher:
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, replay: str | None
     ) -> None:
-        """Binds; raises BadAddress."""
+        """Bind the sockets and start the thread; raises BadAddress."""
         self._encoder = msgspec.msgpack.Encoder()
         server = _Server(context, endpoint, replay)
         self._to_thread = context.socket(zmq.PUSH)
@@ -57,7 +57,7 @@ class KVEventPublisher:
 
 
 class _Server:
-    """The thread's half: it alone touches these sockets once it runs."""
+    """Owner of the sockets and kept batches; runs in the publisher's thread."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, replay: str | None
@@ -110,7 +110,7 @@ class _Server:
         self._seq += 1
 
     def _answer(self, replay: "zmq.Socket[bytes]") -> None:
-        """A request that is not understood is left alone: there is no form to say so."""
+        """Replay kept batches; ignore a malformed request, for which the protocol has no reply."""
         reader, *rest = replay.recv_multipart()
         if len(rest[-1]) != SEQ_BYTES:
             return

@@ -1,8 +1,8 @@
-"""What the scheduler's loop is doing, told to the front once a second by a thread beside it.
+"""LoopStamps: report the state of the scheduler's loop to the front once a second, from a thread.
 
-Made by server.py. The loop leaves its marks in passing, through the mailbox and the runner that it
-uses anyway. The thread shows that the process is not stopped, its stamps whether the loop gets on:
-a long step says nothing by itself. The front judges (tokenizer_proc/progress.py).
+Made by server.py. Wrappers around the loop's mailbox and runner record its turns and step sizes. A
+stamp that arrives shows that the process runs; its contents show whether the loop makes progress,
+since a step may be long. tokenizer_proc/progress.py judges them.
 """
 
 import threading
@@ -24,7 +24,7 @@ class LoopStamps:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", links: Links) -> None:
         self.turns = 0
         self.waiting = False
-        self.tokens = 0  # of the step launched last
+        self.tokens = 0  # in the step launched last
         self._front = Outbox(context, links.front)
         self._detokenizer = Outbox(context, links.detokenizer)
         self._closing = threading.Event()
@@ -34,25 +34,25 @@ class LoopStamps:
         self._thread.start()
 
     def inbox(self, inbox: Inbox) -> Inbox:
-        """`inbox` for the loop, which begins a turn whenever it looks into it."""
+        """Wrap the loop's mailbox to count turns and note when it waits."""
         return _MarkedInbox(inbox, self)
 
     def runner(self, runner: Runner) -> Runner:
-        """`runner` for the loop; the sizes of its steps are noted."""
+        """Wrap the loop's runner to note the tokens of each step."""
         return _MarkedRunner(runner, self)
 
     def stamp(self, *, relayed: bool) -> LoopStamp:
         return LoopStamp(self.turns, self.waiting, self.tokens, time.process_time(), relayed)
 
     def close(self) -> None:
-        """The last stamps may be lost: who would read them is ending too."""
+        """Stop the thread; drop stamps not sent yet, as their receivers are ending too."""
         self._closing.set()
         self._thread.join()
         self._front.close(linger_ms=0)
         self._detokenizer.close(linger_ms=0)
 
     def _send_all(self) -> None:
-        ask_for_short_slices()  # between threads that compute it would come late
+        ask_for_short_slices()  # compute threads would delay the stamps
         while True:
             self._front.send(self.stamp(relayed=False))
             self._detokenizer.send(self.stamp(relayed=True))

@@ -1,7 +1,7 @@
-"""`python -m tokenloom.scheduler_proc.rank N`: one rank of a model that is spread over several.
+"""`python -m tokenloom.scheduler_proc.rank N`: one rank of a tensor-parallel model.
 
-Started by ranks.py, its config on standard input like the scheduler's own. It decides nothing: it
-loads its share and runs the steps that it is sent until the scheduler process is gone.
+Started by ranks.py with the scheduler's config on standard input. It loads its share of the model
+and runs each step it receives until the scheduler process is gone. Makes no decisions.
 """
 
 import gc
@@ -24,7 +24,7 @@ def main(config: SchedulerConfig, _: ChildLife) -> int:
     from .runner.rank_group import join
 
     if config.log_level == "info":
-        logging.getLogger().setLevel(logging.WARNING)  # the first rank says the same
+        logging.getLogger().setLevel(logging.WARNING)  # rank 0 logs the same lines
     rank = int(sys.argv[1])
     inbox = _inbox(config.links.rank(rank))
     ask_for_usual_slices()
@@ -32,13 +32,13 @@ def main(config: SchedulerConfig, _: ChildLife) -> int:
     scheduling = resolve_scheduling(config.scheduling, choose_device(config.execution.device))
     runner = make_model_runner(config.model, scheduling, config.execution, config.lora, shard)
     gc.collect()
-    gc.freeze()  # as ChildLife.ready does: all ranks wait for the one that looks for garbage
+    gc.freeze()  # a garbage collection in one rank would stall all; see ChildLife.ready
     while True:
         runner.launch(batch_codec.decode(inbox.recv()))
 
 
 def _inbox(address: str) -> "zmq.Socket[bytes]":
-    """Frames of any size: the scheduler is believed, and a lost one would stop all ranks."""
+    """Bind the rank's socket, unbounded: a lost or refused frame would stall all ranks."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = context.socket(zmq.PULL)
     inbox.setsockopt(zmq.RCVHWM, 0)

@@ -1,9 +1,8 @@
-"""The ranks beside the scheduler process, which is the first: their processes and their work.
+"""Ranks: the processes of a tensor-parallel model beside the scheduler process, which is rank 0.
 
-Made by __main__.py, used by server.py. Each rank runs every step on its share of the model, so a
-step begins when all have it, and nothing comes back: only the first rank's tokens count, and the
-others choose the same. One that ends takes this process with it, and the launcher the rest; when
-this one ends, they do.
+Made by __main__.py, used by server.py. Every rank runs every step on its share of the model and
+samples the same tokens; only rank 0's count, so ranks send nothing back. A rank that dies ends this
+process, and the launcher then ends the rest; when this process dies, the ranks exit.
 """
 
 import logging
@@ -21,18 +20,18 @@ from . import batch_codec
 from .event_loop import Adapters, Runner
 from .worker_batch import LaunchedStep, ModelWorkerBatch
 
-# As the launcher starts its children.
+# -P as in launch.py.
 COMMAND = (sys.executable, "-P", "-m", "tokenloom.scheduler_proc.rank")
-_NOTICE_S = 2.0  # in which a rank's end is noticed
+_NOTICE_S = 2.0  # time for _watch to notice a dead rank
 
 log = logging.getLogger(__name__)
 
 
 class Ranks:
-    """All but the first. Of a model in one piece there are none, and nothing is done."""
+    """Ranks 1 and up; with tensor_parallel 1 there are none and every method does nothing."""
 
     def __init__(self, config: SchedulerConfig, life: ChildLife) -> None:
-        """Starts them. Call it from the main thread: the kernel ends them with it."""
+        """Start the ranks. Call it from the main thread: the kernel kills them when it ends."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._life = life
         self._closing = False
@@ -46,7 +45,7 @@ class Ranks:
             threading.Thread(target=self._watch, args=(child,), daemon=True).start()
 
     def lead(self, runner: Runner) -> Runner:
-        """The runner that has all ranks compute what `runner` does."""
+        """Wrap `runner` so that every launch is sent to all ranks first."""
         if not self._sockets:
             return runner
         return _LeadRunner(runner, self._sockets, self._broken)
@@ -60,7 +59,7 @@ class Ranks:
         self._context.term()
 
     def _watch(self, child: ChildProcess) -> None:
-        """The main thread may be waiting for the dead rank's share of a sum, for ever."""
+        """End this process when a rank dies: its main thread may wait forever in a collective."""
         status = child.wait()
         if self._closing:
             return
@@ -93,14 +92,14 @@ class _LeadRunner:
         try:
             return self._runner.launch(batch)
         except RuntimeError:
-            # A rank that died breaks the sums of the others: _watch says so, and ends us meanwhile.
+            # A dead rank breaks the collectives; if one died, let _watch report it and exit.
             if self._broken.wait(_NOTICE_S):
                 threading.Event().wait()
             raise
 
 
 def _to_rank(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Socket[bytes]":
-    """What is sent waits for the rank to come. Nothing may be lost, so nothing is bounded."""
+    """Connect to a rank with an unbounded queue: frames wait until it binds, none may be lost."""
     check_ipc_path(address)
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,6 +1,6 @@
-"""The scheduler process, put together: runner, core and mailboxes, then the loop until drained.
+"""Set-up of the scheduler process: runner, core and mailboxes, then the loop until drained.
 
-Called by __main__.py through run_child. Decides nothing.
+Called by __main__.py through run_child. Makes no scheduling decisions.
 """
 
 import gc
@@ -27,7 +27,7 @@ from .runner.facts import Runner
 from .runner.loading import choose_device, choose_mode, make_model_runner
 from .runner.rank_group import join
 
-NEVER = (1 << 31) - 1  # collections of the middle generation before one of the oldest
+NEVER = (1 << 31) - 1  # gc threshold of the oldest generation: no automatic full collection
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ def main(config: SchedulerConfig, life: ChildLife, ranks: Ranks) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mailbox = Mailbox(context, config.links.scheduler, codec.to_scheduler())
     outbox = Outbox(context, config.links.detokenizer)
-    ask_for_usual_slices()  # the threads that carry messages are there by now
+    ask_for_usual_slices()  # ZeroMQ's threads have started and keep short ones
     device = choose_device(config.execution.device)
     scheduling = resolve_scheduling(config.scheduling, device)
     if config.execution.tensor_parallel > 1:
-        # Before the ranks are waited for: they would end with the same error first.
+        # Check before waiting for the ranks, which would exit with the same error first.
         choose_mode(config.execution, device, config.model.model, scheduling.page_size)
     shard = join(0, config.links.run_dir, config.execution)
     ends = read_end_tokens(config.model.model)  # before the weights: it may refuse the files

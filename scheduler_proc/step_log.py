@@ -1,4 +1,4 @@
-"""Log lines about steps, with the fields that SGLang's users tune by.
+"""StepLog: log lines about steps, with the fields of SGLang's log.
 
 One line per step that computes prompt tokens, one per 40 decode steps. Called by event_loop.py.
 """
@@ -22,7 +22,7 @@ class StepLog:
         self._prefill_since = self._decode_since = time.monotonic()
 
     def after(self, batch: ModelWorkerBatch, how: str) -> None:
-        """Call once per step, after its result has been processed. `how` the runner ran it."""
+        """Log a step after its result has been processed; `how` is LaunchedStep.how."""
         if batch.mode is not ForwardMode.DECODE:
             self._log_prefill(batch, how)
         if batch.num_decodes:

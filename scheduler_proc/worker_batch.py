@@ -1,9 +1,9 @@
-"""ModelWorkerBatch down, BatchResult up: the only values that core and runner share. PURE.
+"""Values between core and runner: ModelWorkerBatch down, BatchResult up. PURE.
 
-Positions count from 0 over prompt and answer. The slot of position p in row r is
-`page_table[r][p // page_size] * page_size + p % page_size`; page 0 is padding. The runner keeps its
-own copy of the page table and of each row's sampler state, and learns of changes from here alone.
-Steps are computed in the order of their launches, of which two may await that core sees the result.
+Positions count from 0 over prompt and answer. The slot of position p in row r is `page_table[r][p
+// page_size] * page_size + p % page_size`; page 0 is padding. The runner keeps its own page table
+and sampler state of each row, and updates them from these values alone. Steps are computed in
+launch order; at most two are launched and not yet processed by core.
 """
 
 from array import array
@@ -23,7 +23,7 @@ class ForwardMode(Enum):
 
 @dataclass(slots=True, frozen=True)
 class RowOpen:
-    """A request takes a row: the sampler's state starts from these ids, also after a retraction."""
+    """A request gets a row; its sampler state starts from these ids, also after a retraction."""
 
     row: int
     sampling: SamplingParams  # seed is set, max_new_tokens resolved
@@ -34,14 +34,15 @@ class RowOpen:
 
 @dataclass(slots=True, frozen=True)
 class ModelWorkerBatch:
-    """One step. Columns run over the rows of the batch; the first `num_decodes` are decodes.
+    """One step. Lists run over the rows of the batch; the first `num_decodes` rows are decodes.
 
-    Row i computes `extend_lens[i]` tokens at positions `prefix_lens[i] ...`. A decode's token is
-    what the runner itself sampled last for that row: core may not know it yet. `input_ids` holds
-    those of the other rows. `samples[i]` says whether row i yields a token (all but inner chunks).
-    `new_pages` holds (row, index in its page table, page) for every page newly given to a row.
-    `lora_slots` is the adapter slot of each row, 0 for the base model; empty if all are. Slots are
-    written before the step: (slot, lora_id) in `new_loras`, lora_id 0 to clear one.
+    Row i computes `extend_lens[i]` tokens at positions `prefix_lens[i] ...`. A decode row's input
+    is the id that the runner sampled last for it, which core may not know yet; `input_ids` holds
+    the inputs of the other rows. `samples[i]` tells whether row i yields a token (all but inner
+    chunks). `new_pages` holds (row, index in its page table, page) for every page newly given to a
+    row. `lora_slots` is the adapter slot of each row, 0 for the base model; empty if all are 0.
+    Before the step, each (slot, lora_id) in `new_loras` is loaded into its slot; lora_id 0 clears
+    it.
     """
 
     step: int
@@ -60,7 +61,7 @@ class ModelWorkerBatch:
 
 @dataclass(slots=True, frozen=True)
 class LoRAOrders:
-    """Between steps: adapters to read from their files, and those that no step will name again."""
+    """Adapters to read from their files, and lora_ids to drop because no later step uses them."""
 
     loads: list[LoRARef]
     drops: list[int]  # lora_id
@@ -68,10 +69,10 @@ class LoRAOrders:
 
 @dataclass(slots=True, frozen=True)
 class BatchResult:
-    """`next_ids[k]` belongs to the k-th sampling row of the batch, in batch order.
+    """Sampled ids; `next_ids[k]` belongs to the k-th sampling row of the batch.
 
-    -1: the row's logits were not finite, its request ends with an error. A step that has been
-    launched already computes the row once more, from any id: that result is ignored.
+    -1: the row's logits were not finite, its request ends with an error. A step launched meanwhile
+    computes the row once more from an arbitrary id; that result is ignored.
     """
 
     step: int
@@ -81,9 +82,9 @@ class BatchResult:
 class LaunchedStep(Protocol):
     @property
     def how(self) -> str:
-        """It runs, for the log; empty where there is one way."""
+        """How the step runs, for the log; empty if there is only one way."""
         ...
 
     def result(self) -> BatchResult:
-        """Blocks until the step has been computed."""
+        """Block until the step has been computed; return its result."""
         ...

@@ -1,1 +1,1 @@
-"""The contract between the processes, and with clients of the socket door."""
+"""Messages, config and sockets shared by the processes of a server and its clients."""

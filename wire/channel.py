@@ -1,8 +1,8 @@
-"""The sockets between the processes of one server: PUSH to one PULL mailbox each, over ipc.
+"""Mailboxes between the processes of one server: one PULL socket per reader, over ipc.
 
-The only file that knows pyzmq's options. A mailbox is bound by its reader and written by any number
-of peers; frames are typed, bounded in size, and dropped with a count when they do not decode. Sends
-never block: what may pile up is bounded at the front's doors, not here.
+Used by the launcher and its children. The reader binds a mailbox, any number of peers write to it.
+A frame that does not decode is counted and dropped. Sends never block and queues are unbounded: the
+doors bound what is in flight. The client door and the KV events have their own sockets.
 """
 
 import os
@@ -17,8 +17,8 @@ from .strays import Strays
 
 M = TypeVar("M")
 MAX_FRAME_BYTES = 64 << 20
-LINGER_MS = 1000  # time for the last words of a process that ends
-IPC_PATH_LIMIT = 107  # bytes; the platform's limit for a socket path
+LINGER_MS = 1000  # to deliver the last messages of a process that ends
+IPC_PATH_LIMIT = 107  # bytes in a socket path, a limit of the platform
 
 
 class AddressTooLong(ValueError):
@@ -26,7 +26,7 @@ class AddressTooLong(ValueError):
 
 
 class CannotBind(ValueError):
-    """A mailbox cannot be made; the message says where and why."""
+    """A mailbox cannot be bound; the message names the address and the cause."""
 
 
 def check_ipc_path(address: str) -> None:
@@ -56,7 +56,7 @@ def _bind(socket: "zmq.Socket[Any]", address: str) -> None:
 
 
 class _Decoding(Generic[M]):
-    """Typed decoding that survives any bytes."""
+    """Decode frames to typed messages; count and drop those that do not decode."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[M]", strays: Strays | None) -> None:
         self._decoder = decoder
@@ -73,7 +73,7 @@ class _Decoding(Generic[M]):
 
 
 class Outbox:
-    """Writes to one peer's mailbox; the peer may come later."""
+    """Sends messages to one peer's mailbox; the peer may bind it later."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         check_ipc_path(address)
@@ -85,12 +85,12 @@ class Outbox:
         self._socket.send(codec.encode(message), zmq.DONTWAIT)
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """What was not sent yet gets `linger_ms` to leave."""
+        """Close the socket; messages not sent yet have `linger_ms` to leave."""
         self._socket.close(linger_ms)
 
 
 class Mailbox(Generic[M]):
-    """A process's own mailbox, read by a synchronous loop."""
+    """Mailbox for a process that reads it in a synchronous loop."""
 
     def __init__(
         self,
@@ -107,7 +107,8 @@ class Mailbox(Generic[M]):
         self.strays = self._decoding.strays
 
     def receive(self, timeout_ms: int | None = 0) -> list[M]:
-        """All messages that are there; waits `timeout_ms` (None: for ever) for a first one."""
+        """Return all messages that are there; wait up to `timeout_ms` (None: forever) for the
+        first."""
         if timeout_ms != 0 and not self._socket.poll(timeout_ms):
             return []
         return self._decoding.decode(_drain(self._socket))
@@ -117,7 +118,7 @@ class Mailbox(Generic[M]):
 
 
 class AsyncMailbox(Generic[M]):
-    """A process's own mailbox, read by an asyncio loop."""
+    """Mailbox for a process that reads it in an asyncio loop."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class AsyncMailbox(Generic[M]):
         self.strays = self._decoding.strays
 
     async def receive(self) -> list[M]:
-        """Wait for a first message, then take all that are there."""
+        """Wait for a first message, then return all that are there."""
         first = await self._socket.recv_multipart()
         return self._decoding.decode([b"".join(first), *_drain(self._plain)])
 

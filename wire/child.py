@@ -1,8 +1,8 @@
-"""What the three children share: config from standard input, the watch on the launcher, last words.
+"""Start-up and end of a child process: config from standard input, watch on its parent, reports.
 
-Each `python -m tokenloom.x_proc` calls `run_child` first thing. Its standard input is the death
-pipe: one line of config, then nothing until it closes, which means that the launcher is gone. Heavy
-imports belong into `main`, so that the watch is on before them. No work of any child enters here.
+Each `python -m tokenloom.x_proc` calls `run_child` first. Its standard input carries one line of
+config and then stays open until the parent dies. `main` does the heavy imports, so that the watch
+runs before them. Nothing specific to one child enters here.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from .slices import ask_for_short_slices
 
 C = TypeVar("C", bound=FrontConfig | SchedulerConfig | DetokenizerConfig)
 
-FRONT = "tokenizer"  # the one child that a SIGTERM may end: a drain starts at the doors
+FRONT = "tokenizer"  # the only child that handles SIGTERM: a drain starts at the doors
 ORPHANED = 3  # exit status of a child whose launcher went away
 LAST_WORDS_LIMIT = 2000  # characters
 _TRACEBACK_FRAMES = 3
@@ -40,17 +40,17 @@ log = logging.getLogger(__name__)
 
 
 class ChildLife:
-    """What a child may say about its own life, to the launcher."""
+    """Reports of a child to the launcher: ready, or failed."""
 
     def __init__(self, name: str, launcher: str) -> None:
         self._name = name
         self._launcher = launcher
 
     def ready(self, detail: str = "") -> None:
-        """Say once that this process serves; the front's `detail` is its URL.
+        """Report once that this process serves; the front's `detail` is its URL.
 
-        What has been loaded by now stays: looking through it again for garbage would hold up a
-        step by tens of milliseconds now and then.
+        Freezes all objects that exist: a garbage collection over them would stall a step by tens of
+        milliseconds.
         """
         gc.collect()
         gc.freeze()
@@ -60,7 +60,7 @@ class ChildLife:
         self._tell(ChildFailed(self._name, message[-LAST_WORDS_LIMIT:]))
 
     def _tell(self, message: ChildReady | ChildFailed) -> None:
-        # A context for each of the few messages: term() returns when the words are out.
+        # One context per message: term() returns when the message has been sent.
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         outbox = Outbox(context, self._launcher)
         outbox.send(message)
@@ -71,9 +71,9 @@ class ChildLife:
 def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], int]) -> NoReturn:
     """Run `main(config, life)` as the child `name` and exit with the status that it returns.
 
-    SIGINT is ignored (a Ctrl-C reaches the whole terminal group; the launcher decides), SIGTERM too
-    except in the front, which replaces the default handler by its own. An exception that escapes
-    `main` becomes the last words in the launcher's mailbox and exit status 1.
+    SIGINT is ignored (Ctrl-C reaches the whole terminal group; the launcher decides), and SIGTERM
+    too except in the front, which installs its own handler. An exception that escapes `main` is
+    reported to the launcher and ends the process with status 1.
     """
     _set_signals(name)
     ask_for_short_slices()
@@ -90,7 +90,7 @@ def run_child(name: str, config_type: type[C], main: Callable[[C, ChildLife], in
     except Exception as error:
         _report(_innermost(error), life)
         status = 1
-    # What main left behind, be it threads, sockets or torch's teardown, must not hold up the end.
+    # Skip interpreter shutdown: leftover threads, sockets or torch's teardown could block it.
     log_format.let_go()
     os._exit(status)
 
@@ -100,8 +100,8 @@ def _set_signals(name: str) -> None:
     if name != FRONT:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
-        # Second line behind the death pipe: it also ends a process whose interpreter is stuck in a
-        # long C call. The kernel watches the thread that started us, the launcher's main thread.
+        # Besides the pipe: this also ends a process whose interpreter is stuck in a long C call.
+        # The kernel watches the thread that started us, the parent's main thread.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -119,21 +119,22 @@ def _read_config(name: str, config_type: type[C]) -> C:
 
 
 def _watch_launcher() -> None:
-    """Wait for the end of standard input, then end this process whatever else it is doing."""
+    """End this process as soon as standard input closes, whatever else it is doing."""
     while os.read(0, 4096):
         pass
     os._exit(ORPHANED)
 
 
 def _innermost(error: Exception) -> Exception:
-    """The one error of a task group, which wraps even a single one."""
+    """Unwrap exception groups of one: a task group wraps even a single error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def _report(error: Exception, life: ChildLife) -> None:
-    """Refusals of our own (ValueErrors such as ModelError) need no traceback, surprises do."""
+    """Report an error to the launcher: our own ValueErrors as their message, others with a
+    traceback."""
     ours = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
     if ours and isinstance(error, ValueError):
         log.error("%s", error)

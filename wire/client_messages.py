@@ -1,9 +1,9 @@
-"""What a client and the socket door say to each other, in msgpack or JSON. PURE: msgspec only.
+"""Messages between a client and the socket door, in msgpack or JSON. PURE: msgspec only.
 
     client <--FromClient / ToClient--> front
 
-Maps that refuse unknown keys, so that a misspelt field is an error. Between the processes of a
-server other structs travel: `messages`.
+Requests are maps that refuse unknown keys, so that a misspelt field is an error. The messages
+between the processes of a server are in `messages`.
 """
 
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Generate(_FromClient, frozen=True, tag="generate"):
-    """Exactly one of text, input_ids and messages. `rid` is the client's own name for it."""
+    """Request with exactly one of text, input_ids and messages; the client chooses `rid`."""
 
     rid: str
     text: str | None = None
@@ -37,7 +37,7 @@ class Generate(_FromClient, frozen=True, tag="generate"):
     priority: int = 0
     user: str | None = None
     cache_salt: str | None = None
-    lora_path: str | None = None  # the name of an adapter; None: the base model
+    lora_path: str | None = None  # name of a loaded adapter; None: the base model
 
 
 class Abort(_FromClient, frozen=True, tag="abort"):
@@ -54,7 +54,7 @@ class FlushCache(_FromClient, frozen=True, tag="flush_cache"):
 
 
 class LoadLoRA(_FromClient, frozen=True, tag="load_lora"):
-    """Answered by LoRAs when requests can use it, or with the reason why not."""
+    """Load an adapter; answered by LoRAs once requests can use it, or with the cause of failure."""
 
     lora_name: str
     lora_path: str
@@ -91,10 +91,10 @@ class Delta(_ToClient, frozen=True, tag="delta"):
 
 
 class Done(_ToClient, frozen=True, tag="done"):
-    """The terminal message of a request that ended well or was aborted by its client."""
+    """Terminal message of a request that finished or was aborted by its client."""
 
     rid: str
-    text: str  # what no Delta carried yet: the tail of a stream, the whole text otherwise
+    text: str  # all that no Delta has carried: the tail of a stream, else the whole text
     token_ids: list[int]
     finish_reason: Literal["stop", "length", "abort"]
     usage: Usage
@@ -102,25 +102,25 @@ class Done(_ToClient, frozen=True, tag="done"):
 
 
 class Failed(_ToClient, frozen=True, tag="failed"):
-    """The terminal message of a request that was refused or broke; `rid` is empty if unread."""
+    """Terminal message of a request that was refused or broke; `rid` is empty if unreadable."""
 
     rid: str
     status: int
     message: str
     param: str | None = None
     retry_after: int | None = None  # seconds
-    code: str | None = None  # for clients that act on it, such as "context_length_exceeded"
+    code: str | None = None  # machine-readable, such as "context_length_exceeded"
 
 
 class Pong(_ToClient, frozen=True, tag="pong"):
     seq: int
     model: str
     ready: bool
-    sampling: SamplingParams | None = None  # what the model's files recommend
+    sampling: SamplingParams | None = None  # defaults recommended by the model's files
 
 
 class Flushed(_ToClient, frozen=True, tag="flushed"):
-    """`status` is an HTTP status: 200, or why nothing was flushed."""
+    """Reply to FlushCache; `status` is an HTTP status, `message` says why nothing was flushed."""
 
     seq: int
     status: int
@@ -129,7 +129,11 @@ class Flushed(_ToClient, frozen=True, tag="flushed"):
 
 
 class LoRAs(_ToClient, frozen=True, tag="loras"):
-    """`status` is an HTTP status: 200, or why nothing changed. `names` can be asked for now."""
+    """Reply to LoadLoRA, UnloadLoRA and ListLoRAs; `names` lists the adapters that requests may
+    use.
+
+    `status` is an HTTP status; if it is not 200, `message` says why nothing changed.
+    """
 
     seq: int
     status: int

@@ -1,4 +1,4 @@
-"""One encoder for every link and one typed decoder per link; nothing else is ever decoded."""
+"""One encoder for all links and one typed decoder per link, used by every process and client."""
 
 import msgspec
 
@@ -37,12 +37,12 @@ _json_encoder = msgspec.json.Encoder()
 
 
 def is_json(frame: bytes) -> bool:
-    """Whether the first byte begins a JSON text; as msgpack it would be a bare small number."""
+    """Return whether a frame starts like JSON; in msgpack its first byte would be an integer."""
     return frame[:1] in (b"{", b" ", b"\n", b"\t", b"\r", b"[", b'"')
 
 
 def decode_from_client(frame: bytes) -> FromClient:
-    """Raises msgspec.DecodeError (msgspec.ValidationError names the field)."""
+    """Decode one frame; raises msgspec.DecodeError (ValidationError names the field)."""
     decoder = _from_client_json if is_json(frame) else _from_client_msgpack
     return decoder.decode(frame)
 

@@ -1,8 +1,8 @@
-"""ServerConfig and the slice of it that each process gets. The flags are derived from these fields.
+"""ServerConfig and the part of it that each process gets. The flags are derived from these fields.
 
-PURE: msgspec only. Built once by the launcher, never written after; a child receives its slice as
-JSON on standard input. Metadata of a field: `description` is its help text, `extra["aliases"]`
-other spellings of its flag.
+PURE: msgspec only. The launcher builds it once; a child receives its part as JSON on standard
+input. Metadata of a field: `description` is its help text, `extra["aliases"]` lists other spellings
+of its flag.
 """
 
 from typing import Annotated, Literal
@@ -120,7 +120,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(msgspec.Struct, frozen=True):
-    """Where the processes of one server meet: ipc sockets in its own 0700 directory."""
+    """ipc addresses of the mailboxes of one server, in its own 0700 directory."""
 
     run_dir: str
 
@@ -154,7 +154,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):
-    model: ModelConfig  # `model` is a local path by now
+    model: ModelConfig  # `model` is a local path
     doors: DoorConfig
     log_level: str
     links: Links
@@ -178,7 +178,7 @@ class DetokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tp_contradiction(execution: ExecutionConfig, lora: LoRAConfig) -> str | None:
-    """As `contradiction`, of what is not shared out over ranks."""
+    """Return why these flags do not work with tensor parallelism; None if they do."""
     if execution.tensor_parallel == 1:
         return None
     flag = f"--tp {execution.tensor_parallel}"

@@ -1,6 +1,7 @@
-"""Sizes of steps that depend on where they are computed. PURE.
+"""Default step sizes per device. PURE.
 
-Resolved once by each process that runs the model, the one place where these numbers are chosen.
+Each process that runs the model calls `resolve_scheduling` once; no other module chooses these
+numbers.
 """
 
 from typing import Literal
@@ -11,8 +12,8 @@ from .scheduling_config import SchedulingConfig, SchedulingFlags
 
 DEFAULTS = {
     "cpu": SchedulingConfig(),
-    # A step's weights are read once for all rows, and reading them is most of a small step: more
-    # rows cost little, and a prompt is computed at full speed in pieces of thousands only.
+    # Reading the weights is most of a small step on a GPU, so more rows cost little, and prefill
+    # reaches full speed only with thousands of tokens per step.
     "cuda": SchedulingConfig(
         max_running_requests=256, max_prefill_tokens=8192, chunked_prefill_size=8192
     ),
@@ -20,9 +21,9 @@ DEFAULTS = {
 
 
 def resolve_scheduling(flags: SchedulingFlags, device: Literal["cpu", "cuda"]) -> SchedulingConfig:
-    """Flags that were given keep their values; the others get those of the device.
+    """Fill the sizes that were not given with the defaults of `device`.
 
-    A chunk that was asked for is not cut down by a default of `max_prefill_tokens`.
+    A default `max_prefill_tokens` is raised to a larger `chunked_prefill_size`.
     """
     defaults = DEFAULTS[device]
     given = msgspec.structs.asdict(flags)
@@ -41,7 +42,7 @@ def resolve_scheduling(flags: SchedulingFlags, device: Literal["cpu", "cuda"]) -
 
 
 def step_sizes(scheduling: SchedulingConfig) -> str:
-    """A line for the log: what one step computes at most."""
+    """Describe the largest step in a line for the log."""
     chunk, mixed = scheduling.chunked_prefill_size, scheduling.mixed_chunk_size
     tokens = min(chunk or scheduling.max_prefill_tokens, scheduling.max_prefill_tokens)
     cut = "cut" if chunk else "not cut"

@@ -1,6 +1,6 @@
-"""The flags of the doors: a group of ServerConfig like those in config.py.
+"""DoorConfig: flags of the HTTP and socket doors, a group of ServerConfig (config.py).
 
-PURE: msgspec only. The front gets the whole of it.
+PURE: msgspec only. The front gets the whole group.
 """
 
 import ipaddress
@@ -57,7 +57,7 @@ class DoorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def network_exposure(doors: DoorConfig) -> str | None:
-    """Why the doors may not be opened: others could reach them, and nobody said that they may."""
+    """Return why the doors may not open: other machines could reach them, which no flag allows."""
     if doors.allow_unauthenticated_network:
         return None
     socket_host = _tcp_host(doors.socket or "")
@@ -75,7 +75,7 @@ def network_exposure(doors: DoorConfig) -> str | None:
 
 
 def _tcp_host(address: str) -> str | None:
-    """The host of a tcp:// address; None for any other, and where it is left out: loopback."""
+    """Return the host of a tcp:// address; None for other transports and for no host (loopback)."""
     if not address.startswith("tcp://"):
         return None
     host = address.removeprefix("tcp://").rpartition(":")[0]
@@ -83,7 +83,7 @@ def _tcp_host(address: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or an address always means this machine."""
+    """Return whether a host name or address always means this machine."""
     if host.lower() == "localhost":
         return True
     try:

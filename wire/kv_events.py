@@ -1,7 +1,7 @@
-"""KV events in the form that routers and viewers of prefix caches read; a map tagged by type each.
+"""KV events in the public msgpack form that prefix-aware routers read; maps tagged by type. PURE.
 
 Made by scheduler_proc/core/kv_events.py, published by scheduler_proc/kv_event_publisher.py. The
-form is public and not ours to change. PURE.
+form is not ours to change.
 """
 
 from typing import Literal
@@ -10,14 +10,14 @@ import msgspec
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag_field="type"):
-    """Pages that can be found from now on: consecutive, each the child of the one before."""
+    """Consecutive pages that entered the prefix cache, each the child of the one before."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
-    medium: Literal["GPU"] = "GPU"  # the form's word for the pool that the model computes from
+    medium: Literal["GPU"] = "GPU"  # names the pool that the model reads, on any device
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type"):

@@ -1,6 +1,6 @@
-"""Bounds of the contract with clients, which both sides of it know. PURE.
+"""Limits on requests that clients and server share. PURE.
 
-Those of the front alone are in `tokenizer_proc/limits.py`, which lists these too.
+`tokenizer_proc/limits.py` lists these beside the limits of the front alone.
 """
 
 MAX_REQUEST_BYTES = 4 << 20  # one message of a client at the socket door; 413 above it

@@ -1,8 +1,8 @@
-"""How every process writes its log: `[YYYY-MM-DD HH:MM:SS name] message` on standard error.
+"""Log format of every process: `[YYYY-MM-DD HH:MM:SS name] message` on standard error.
 
-`configure` is called once at the start of a process, before it opens files. The format is the one
-that tools for SGLang's log parse; from a warning on, the message names its severity. A stream that
-is closed, full or cannot spell a character never ends a process.
+Each process calls `configure` once at its start, before it opens files. Tools for SGLang's log
+parse this format; warnings and errors name their severity. A stream that is closed, full or cannot
+encode a character never ends a process.
 """
 
 import io
@@ -33,7 +33,7 @@ class _Formatter(logging.Formatter):
 
 class _Handler(logging.StreamHandler[io.TextIOWrapper]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that the disk does not take is lost; it is no reason to write a traceback."""
+        """Drop a line that the stream refuses with OSError, without printing a traceback."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -44,13 +44,13 @@ def configure(process: str, level: str) -> None:
     handler = _Handler(sys.stderr)  # type: ignore[arg-type]
     handler.setFormatter(_Formatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Libraries tell about every request or connection at info; that belongs to debugging.
+    # These libraries log every request or connection at info.
     for chatty in ("httpcore", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 def say(line: str) -> None:
-    """Write `line` to standard output; where that is not possible, to the log."""
+    """Write `line` to standard output; if that fails, to the log."""
     line = masked(line)
     try:
         print(line, flush=True)
@@ -59,7 +59,8 @@ def say(line: str) -> None:
 
 
 def let_go() -> None:
-    """Drop what standard output and error do not take, or the interpreter's end fails over it."""
+    """Flush standard output and error; on failure redirect them to /dev/null, so that exit
+    succeeds."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -69,15 +70,15 @@ def let_go() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Give descriptors 0 to 2 to nobody else, and spell what a stream cannot encode in ASCII.
+    """Reserve descriptors 0 to 2; make the streams escape what they cannot encode.
 
-    A closed one would be taken by the next file or socket, and get what is written to the stream.
+    The next opened file or socket would take the number of a closed stream, and receive its output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is this one; children inherit it.
+            # open() takes the lowest free number, which is this one; children inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

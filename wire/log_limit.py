@@ -1,7 +1,7 @@
-"""LogLimit: a bound on how often a line is logged that somebody else can cause at will.
+"""LogLimit: rate limit for log lines that a peer can cause at will.
 
-Used by whoever logs about frames, messages and connections. What is left out is counted, and the
-next line that is let through says how many there were.
+Used where frames, messages and connections are logged. Lines left out are counted; the next line
+that passes gives their number.
 """
 
 import logging
@@ -13,7 +13,7 @@ SECONDS = 10.0
 
 
 class LogLimit:
-    """At most `lines` lines in `seconds` go to `log`."""
+    """Logger that passes at most `lines` lines in `seconds` to `log`."""
 
     def __init__(
         self,
@@ -23,12 +23,12 @@ class LogLimit:
         seconds: float = SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.count = 0  # all that were to be logged
+        self.count = 0  # lines passed and left out
         self._log = log
         self._lines = lines
         self._seconds = seconds
         self._clock = clock
-        self._since = -seconds  # the beginning of the current period
+        self._since = -seconds  # start of the current period
         self._logged = 0  # in this period
         self._left_out = 0  # since the last line
 

@@ -1,6 +1,6 @@
-"""The flags of adapters (LoRA): a group of ServerConfig like those in config.py.
+"""LoRAConfig: flags of adapters, a group of ServerConfig (config.py).
 
-PURE: msgspec only. The front and the scheduler process each get the whole of it.
+PURE: msgspec only. The front and the scheduler process each get the whole group.
 """
 
 from typing import Annotated
@@ -51,19 +51,19 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enabled(self) -> bool:
-        """Whether there can ever be an adapter."""
+        """Whether adapters can be loaded at all."""
         return bool(self.lora or self.lora_root)
 
 
 def read_lora(flag: str) -> tuple[str, str, bool]:
-    """Name, path and whether it is pinned, of a value of --lora."""
+    """Parse a value of --lora into name, path and whether it is pinned."""
     name, _, path = flag.partition("=")
     unpinned = path.removesuffix(",pinned")
     return name, unpinned, unpinned != path
 
 
 def lora_contradiction(lora: LoRAConfig) -> str | None:
-    """As `config.contradiction`, of the flags of adapters."""
+    """Return why the adapter flags contradict each other; None if they agree."""
     names = [read_lora(flag)[0] for flag in lora.lora]
     if twice := {name for name in names if names.count(name) > 1}:
         return f"--lora names {min(twice)} twice"

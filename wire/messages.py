@@ -6,9 +6,9 @@
     children --ToLauncher--> launcher               (ready, failed)
     launcher --ToFront--> front                     (another child died)
 
-All answers of the scheduler travel through the detokenizer, control replies too, so the front sees
-them in the order in which they were said. Internal structs are arrays on the wire and may only grow
-at the end. What clients of the socket door say and hear is in `client_messages`.
+All answers of the scheduler, control replies too, pass through the detokenizer, so the front gets
+them in the order in which they were sent. Internal structs are arrays on the wire and may only grow
+at the end. The messages of the socket door are in `client_messages`.
 """
 
 from typing import Literal
@@ -26,31 +26,31 @@ class _Value(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
-# What messages carry:
+# Values inside messages:
 
 
 class Finish(_Value, frozen=True):
-    """Why a request ended. Anything but stop and length carries a message and an HTTP status."""
+    """Why a request ended; all reasons but stop and length carry a message and an HTTP status."""
 
     reason: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None  # the stop token id or stop string
     message: str = ""
     status: int = 200
-    retry_after: int | None = None  # seconds; with a 503 that may be different soon
+    retry_after: int | None = None  # seconds; set with a 503 that a retry may avoid
 
 
 class StreamOpen(_Value, frozen=True):
-    """What the detokenizer must know of a request; rides on the request's first row."""
+    """Settings that the detokenizer needs for a request, sent with the request's first row."""
 
     prompt_tail: bytes  # the last few prompt ids as int32: context for the first word's spacing
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
-    min_new_tokens: int = 0  # stop strings do not count before the token after so many
+    min_new_tokens: int = 0  # stop strings are ignored within so many tokens
 
 
 class SchedulerInfo(_Value, frozen=True):
-    """Facts and limits fixed at start-up, for the front's door checks and for /get_server_info."""
+    """Model facts and limits, fixed at start-up, for the front's checks and /get_server_info."""
 
     vocab_size: int
     context_length: int
@@ -65,9 +65,9 @@ class SchedulerInfo(_Value, frozen=True):
 
 
 class LoRARef(_Value, frozen=True):
-    """One load of an adapter. A name that is loaded again gets another `lora_id`."""
+    """One load of an adapter; loading the same name again makes another `lora_id`."""
 
-    lora_id: int  # never used twice; 0 is the base model and no adapter
+    lora_id: int  # never reused; 0 is the base model
     name: str
     path: str  # a local directory, resolved and allowed by the front
     pinned: bool = False  # never evicted to make room for another
@@ -81,9 +81,9 @@ class TokenizedGenerateReq(_Internal, frozen=True):
     input_ids: bytes  # int32, little-endian
     sampling: SamplingParams  # seed is filled in by the front
     priority: int = 0  # larger first
-    tenant: str = ""  # who asks: shares of the machine are fair between tenants
-    namespace: str = ""  # cached prefixes are shared within one only
-    lora_id: int = 0  # the adapter, loaded before; 0: the base model
+    tenant: str = ""  # queue and compute are shared fairly between tenants
+    namespace: str = ""  # requests share cached prefixes only within a namespace
+    lora_id: int = 0  # of a loaded adapter; 0: the base model
 
 
 class AbortReq(_Internal, frozen=True):
@@ -91,7 +91,7 @@ class AbortReq(_Internal, frozen=True):
 
 
 class StopMatched(_Internal, frozen=True):
-    """From the detokenizer: the text of `rid` met a stop string, no more tokens are wanted."""
+    """Detokenizer to scheduler: the text of `rid` contains a stop string; finish the request."""
 
     rid: int
 
@@ -101,28 +101,28 @@ class StatsReq(_Internal, frozen=True):
 
 
 class DrainReq(_Internal, frozen=True):
-    """Start nothing new, refuse what waits (503), finish what runs, then say Drained and exit."""
+    """Admit nothing new, refuse waiting requests (503), finish running ones, then send Drained."""
 
-    timeout_s: float | None = None  # what runs longer ends with an error (503); None: nothing does
+    timeout_s: float | None = None  # running requests end with a 503 after it; None: never
 
 
 class FlushReq(_Internal, frozen=True):
-    """Forget all cached prefixes, once nothing runs or waits; answered by FlushOut in any case."""
+    """Evict all cached prefixes once no request runs or waits; always answered by FlushOut."""
 
     seq: int
-    timeout_s: float = 0.0  # how long to wait for that moment; 0: it must be now
+    timeout_s: float = 0.0  # time to wait until idle; 0: refuse unless idle now
 
 
 class LoadLoRAReq(_Internal, frozen=True):
-    """Read and check an adapter while serving goes on; answered by LoRALoaded in any case."""
+    """Read and check an adapter while serving continues; always answered by LoRALoaded."""
 
     ref: LoRARef
 
 
 class UnloadLoRAReq(_Internal, frozen=True):
-    """No request will name this adapter again: free it after the last one that did has ended.
+    """Free a loaded adapter after the last request that names it; answered by LoRAUnloaded.
 
-    Answered by LoRAUnloaded then. Sent for adapters that LoRALoaded said are there, and once.
+    The front sends it once, and only for adapters that LoRALoaded reported as loaded.
     """
 
     lora_id: int
@@ -144,7 +144,7 @@ ToScheduler = (
 
 
 class TokenIDOut(_Value, frozen=True):
-    """One request's share of a step. The row with `finish` is the last one of its rid."""
+    """One request's output of a step; the row with `finish` is the last one of its rid."""
 
     rid: int
     token_ids: tuple[int, ...] = ()
@@ -162,13 +162,13 @@ class SchedulerReady(_Internal, frozen=True):
 
 
 class StatsOut(_Internal, frozen=True):
-    """A snapshot between two steps; token counts are KV tokens, totals run since the start."""
+    """Snapshot between two steps; token counts are KV tokens, totals count from the start."""
 
     seq: int
     step: int
     running: int
     waiting: int
-    used_tokens: int  # held by requests or locked in the tree
+    used_tokens: int  # held by requests or locked in the prefix tree
     evictable_tokens: int
     free_tokens: int
     free_rows: int
@@ -181,24 +181,24 @@ class StatsOut(_Internal, frozen=True):
     evicted_pages_total: int = 0
     tree_nodes: int = 0
     tree_pages: int = 0  # in the prefix tree, locked ones included
-    detokenizer_strays_total: int = 0  # messages and frames that the detokenizer dropped
+    detokenizer_strays_total: int = 0  # messages and frames dropped by the detokenizer
 
 
 class FlushOut(_Internal, frozen=True):
     seq: int
     ok: bool
     message: str = ""  # why not
-    pages: int = 0  # that were forgotten
+    pages: int = 0  # evicted
 
 
 class LoRALoaded(_Internal, frozen=True):
-    """If not `ok`, nothing of the adapter is kept; `status` is then an HTTP status (400, 404)."""
+    """Reply to LoadLoRAReq; if not `ok`, nothing is kept, `status` is an HTTP status (400, 404)."""
 
     lora_id: int
     ok: bool
     message: str = ""  # why not
     status: int = 200
-    rank: int = 0  # the largest of the adapter
+    rank: int = 0  # largest over the adapter's layers
 
 
 class LoRAUnloaded(_Internal, frozen=True):
@@ -210,19 +210,17 @@ class Drained(_Internal, frozen=True):
 
 
 class Draining(_Internal, frozen=True):
-    """A drain has begun; without it a Drained is not believed."""
+    """A drain has begun; receivers drop a Drained that comes without it."""
 
 
 class LoopStamp(_Internal, frozen=True):
-    """What the scheduler's loop is doing, once a second: one stamp to the front, and one by way of
-    the detokenizer, so that its silence shows as well.
-    """
+    """State of the scheduler's loop, sent once a second: directly and through the detokenizer."""
 
-    turns: int  # that the loop has begun
-    waiting: bool  # for messages: there is nothing to compute
-    tokens: int  # of the step launched last
+    turns: int  # loop turns begun so far
+    waiting: bool  # blocked on the mailbox, nothing to compute
+    tokens: int  # in the step launched last
     cpu_s: float  # processor time of the scheduler process so far
-    relayed: bool  # through the detokenizer
+    relayed: bool  # sent through the detokenizer
 
 
 ToDetokenizer = (
@@ -242,7 +240,7 @@ ToDetokenizer = (
 
 
 class StrOut(_Value, frozen=True):
-    """Text and ids that became deliverable; text may lag behind ids until the last row."""
+    """Text and ids ready for the client; text may lag behind ids until the last row."""
 
     rid: int
     text: str
@@ -259,10 +257,10 @@ class BatchStrOut(_Internal, frozen=True):
 
 
 class ChildDied(_Internal, frozen=True):
-    """Another process of the server ended unasked: tell every client, then end as well."""
+    """Another process of the server died: end every stream with an error, then exit."""
 
     name: str
-    how: str  # in words
+    how: str  # its exit status or signal in words
 
 
 ToFront = (

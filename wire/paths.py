@@ -1,8 +1,7 @@
-"""Where the socket door of a server is: the one rule that its server and its clients share.
+"""Addresses of the socket door, computed alike by server and clients from the HTTP port.
 
-The front binds the address, clients connect to it; both find it from the HTTP port alone. The HTTP
-port is bound first and by one process only, so the ipc path of that port is its owner's to take.
-Nothing here opens a socket.
+The front binds the address, clients connect to it. Only one process can bind an HTTP port, and it
+does so first, so it may replace the ipc path of that port. Opens no socket.
 """
 
 import os
@@ -17,11 +16,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class BadAddress(ValueError):
-    """An address that the socket door cannot have; the message says what is allowed."""
+    """An unsupported address of the socket door; the message says what is allowed."""
 
 
 class UnsafeDirectory(PermissionError):
-    """The directory of the door's sockets could be written or read by somebody else."""
+    """Another user could write or read the directory of the door's sockets."""
 
 
 def door_dir() -> Path:
@@ -39,7 +38,7 @@ def door_address(port: int) -> str:
 
 
 def find_door(port: int) -> str:
-    """For clients: `door_address`, but UnsafeDirectory where somebody else could answer there."""
+    """Return `door_address` for a client; raises UnsafeDirectory if another user may answer."""
     address = door_address(port)
     if door_dir().exists():
         check_door_dir(door_dir())
@@ -47,7 +46,7 @@ def find_door(port: int) -> str:
 
 
 def make_door_dir() -> Path:
-    """Create the directory with mode 0700 or check the one there. Raises UnsafeDirectory."""
+    """Create the directory with mode 0700, or check an existing one. Raises UnsafeDirectory."""
     path = door_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -56,9 +55,9 @@ def make_door_dir() -> Path:
 
 
 def check_door_dir(path: Path) -> None:
-    """Raise UnsafeDirectory for a link, a foreign owner or any right of others.
+    """Raise UnsafeDirectory for a link, a foreign owner or any rights of others.
 
-    In a shared directory such as /tmp somebody else may have come first with that name.
+    In a shared directory such as /tmp another user may have created that name first.
     """
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -70,7 +69,7 @@ def check_door_dir(path: Path) -> None:
 
 
 def full_address(address: str) -> str:
-    """`address` as ZeroMQ wants it: tcp://:31000 means loopback, all else stays as written.
+    """Complete a socket address: tcp://:31000 gets the loopback host, an ipc path is kept.
 
     Raises BadAddress for other transports and for a port that is missing or out of range, and
     AddressTooLong for an ipc path above the platform's limit.

@@ -1,8 +1,7 @@
-"""SamplingParams: how one request wants its tokens chosen, and the bounds of every field.
+"""SamplingParams: how one request's tokens are sampled, and the bounds of every field.
 
-Part of the contract: clients send it, the front checks it, the scheduler checks it again, the
-sampler obeys it. PURE: msgspec only. Every field has an effect; a wish that cannot be honoured has
-no field here.
+Clients send it, front and scheduler check it, the sampler applies it. PURE: msgspec only. Every
+field has an effect; what the sampler does not support has no field here.
 """
 
 import math
@@ -21,7 +20,7 @@ _INT32_MAX = (1 << 31) - 1
 class InvalidRequest(ValueError):
     """A request that breaks a bound: `param` names the field, the message names the limit.
 
-    `code` is for clients that act on it, such as "context_length_exceeded".
+    `code` is machine-readable, such as "context_length_exceeded".
     """
 
     def __init__(self, param: str, message: str, code: str | None = None) -> None:
@@ -32,7 +31,7 @@ class InvalidRequest(ValueError):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Names and meanings are SGLang's. None or -1 as `max_new_tokens` asks for all that fits."""
+    """Sampling settings with SGLang's names; None or -1 `max_new_tokens` means all that fits."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -74,7 +73,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest for the first field out of bounds. Front and scheduler both call it."""
+    """Raise InvalidRequest for the first field out of bounds. Front and scheduler call it."""
     for field, (low, high) in _RANGES.items():
         value = getattr(params, field)
         if not low <= value <= high:  # NaN fails every comparison

@@ -1,6 +1,6 @@
-"""The flags of scheduling, and the same once a device has said what was left open. PURE.
+"""Flags of scheduling, a group of ServerConfig, before and after device defaults apply. PURE.
 
-Fields of ServerConfig's slice for the scheduler; see config.py for how flags are made of fields.
+See config.py for how fields become flags.
 """
 
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ ChunkSize = Annotated[int, Meta(ge=0)]
 
 
 class SchedulingFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """As they are given. What is None here depends on the device: `device_defaults` resolves it."""
+    """Flags as given; None depends on the device and is resolved by `device_defaults`."""
 
     max_running_requests: Annotated[
         RunningRequests | None,
@@ -154,7 +154,7 @@ class SchedulingFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulingConfig(SchedulingFlags, frozen=True, kw_only=True):
-    """With every size known. The defaults are those of a CPU."""
+    """SchedulingFlags with every size resolved; the defaults are those of a CPU."""
 
     max_running_requests: RunningRequests = 64
     max_prefill_tokens: PrefillTokens = 4096
@@ -162,7 +162,7 @@ class SchedulingConfig(SchedulingFlags, frozen=True, kw_only=True):
 
 
 def contradiction(scheduling: SchedulingFlags) -> str | None:
-    """Flags that are fine one by one but not together, with their values; None if all agree."""
+    """Return why valid flags contradict each other, with their values; None if they agree."""
     page = scheduling.page_size
     for flag, tokens in (
         ("--chunked-prefill-size", scheduling.chunked_prefill_size or page),

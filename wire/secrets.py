@@ -1,4 +1,4 @@
-"""Credentials in addresses, taken out of what is written to logs and error messages. PURE."""
+"""Mask credentials of URLs in log lines and error messages. PURE."""
 
 import re
 
@@ -6,5 +6,5 @@ _USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def masked(text: str) -> str:
-    """`text` with the user and password of every URL in it replaced: https://***@host/model."""
+    """Replace user and password of every URL in `text`: https://***@host/model."""
     return _USER_INFO.sub("***@", text)

@@ -1,9 +1,9 @@
-"""Short time slices for threads that pass tokens on.
+"""Short scheduler time slices for the threads that pass tokens on.
 
-Text processes need a core for a tenth of a millisecond a token, while the model's threads keep all
-cores busy. With slices of the usual length each hop of a token may wait for the end of one of
-theirs, some 4 ms; a thread that asks for short ones is let in when it wakes. Linux 6.12 and later;
-elsewhere nothing changes. Called by the children before they start threads.
+Those threads need a core for about 0.1 ms per token while the model's threads keep all cores busy.
+With the usual slice length each hop of a token may wait some 4 ms for a slice to end; a thread with
+short slices is scheduled when it wakes. Needs Linux 6.12; elsewhere nothing changes. Children call
+it before they start threads.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # number of the system call
 
 
 class _Attributes(ctypes.Structure):
-    """struct sched_attr, first version; policy 0 is SCHED_OTHER, whose slice is `runtime`."""
+    """struct sched_attr, version 0; policy 0 is SCHED_OTHER, whose slice is `runtime`, in ns."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -32,12 +32,12 @@ class _Attributes(ctypes.Structure):
 
 
 def ask_for_short_slices() -> None:
-    """For this thread and those that it will start."""
+    """Shorten the slices of this thread and of those that it starts later."""
     _set_slice(_SHORTEST_NS)
 
 
 def ask_for_usual_slices() -> None:
-    """The same, for threads that compute."""
+    """Restore the default slices for this thread and its later ones, which compute."""
     _set_slice(_KERNELS_CHOICE)
 
 
@@ -47,5 +47,5 @@ def _set_slice(nanoseconds: int) -> None:
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _Attributes(size=ctypes.sizeof(_Attributes), nice=nice, runtime=nanoseconds)
-    # An older kernel ignores the length; a refusal leaves all as it was.
+    # An older kernel ignores the length; if it refuses the call, nothing changes.
     ctypes.CDLL(None).syscall(call, 0, ctypes.byref(attributes), 0)

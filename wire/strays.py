@@ -1,7 +1,7 @@
-"""Strays: what arrives in a mailbox and cannot be meant is counted, logged now and then, dropped.
+"""Strays: counter of malformed or unexpected mailbox messages, which are logged and dropped.
 
-A frame that does not decode is one, and so is a well-typed message about something that never was:
-an answer that nobody asked for, a child that nobody started. Each receiver says which those are.
+A frame that does not decode is malformed. A message about an unknown request or child is
+unexpected; each receiver decides which those are.
 """
 
 import logging
@@ -10,7 +10,7 @@ import msgspec
 
 from .log_limit import LogLimit
 
-SHOWN_CHARS = 200  # of a message, in the log
+SHOWN_CHARS = 200  # of a dropped message, in its log line
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""TenantShares: how much of a bounded whole one tenant may hold beside others. PURE.
+"""TenantShares: how much of a bounded capacity one tenant may hold beside others. PURE.
 
-Used by the front's session table and by the scheduler's queue limits. A tenant may add something
-while it holds less than eight times what is left (dynamic thresholds, Choudhury and Hahne, 1998).
-Alone it comes to eight ninths of the whole, and who holds nothing may add while anything is left.
+Used by the front's session table and the scheduler's queue limits. A tenant may add while it holds
+less than eight times what is free (dynamic thresholds, Choudhury and Hahne, 1998): alone it reaches
+8/9 of the capacity, and a tenant that holds nothing may add while anything is free.
 """
 
 TIMES = 8
@@ -21,7 +21,7 @@ class TenantShares:
         return self.held_by(tenant) < TIMES * (self.capacity - self.total)
 
     def add(self, tenant: str, amount: int = 1) -> None:
-        """A negative amount is given back."""
+        """Add `amount` to the tenant's share; a negative amount gives it back."""
         self.total += amount
         held = self.held_by(tenant) + amount
         if held:

@@ -1,4 +1,4 @@
-// The C ABI: pointers and sizes. The caller keeps alive whatever it passes.
+// The C ABI, bound by kernels/cpu/native.py. The caller keeps alive all memory it passes.
 #include <cstdlib>
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -17,7 +17,7 @@ using namespace tokenloom;
 
 namespace {
 
-// Level of the machine; each includes those below it.
+// Instruction set levels; each includes those below it.
 enum Isa : int32_t {
 #if defined(__x86_64__)
   kAnyMachine, kAvx2, kAvxVnni, kAvx512, kAvx512Bf16
@@ -27,7 +27,7 @@ enum Isa : int32_t {
 };
 
 #if defined(__x86_64__)
-// AVX-VNNI has no name in __builtin_cpu_supports before GCC 13.
+// __builtin_cpu_supports does not know AVX-VNNI before GCC 13.
 bool has_avx_vnni() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
@@ -93,13 +93,13 @@ const AttentionOps* attention_ops(int32_t isa, int32_t kv_kind) {
 
 extern "C" {
 
-// 0: any machine; up to this all levels run here, and give close results.
+// Return the highest level that this machine runs. Lower levels also run, with close results.
 TL_EXPORT int32_t tl_best_isa() { return best_isa(); }
 
 TL_EXPORT int64_t tl_block_bytes(int32_t kind, int32_t k_pad) { return int64_t(block_bytes(kind, k_pad)); }
 TL_EXPORT int64_t tl_block_scales(int32_t kind, int32_t k_pad) { return int64_t(block_scales(kind, k_pad)); }
 
-// Give freed memory back to the system: loading leaves much of it behind.
+// Return freed memory to the system; loading frees much of it.
 TL_EXPORT void tl_release_memory() {
 #if defined(__GLIBC__)
   malloc_trim(0);
@@ -117,7 +117,7 @@ TL_EXPORT Engine* tl_engine_new(const Shape* shape, const Layer* layers, const W
   return engine;
 }
 
-// Each thread keeps to its own of `cpus`, [threads of the engine].
+// Pin thread i to cpus[i] from the next step on; one entry per thread.
 TL_EXPORT void tl_engine_pin(Engine* engine, const int32_t* cpus) {
   engine->cpus.assign(cpus, cpus + engine->shape.threads);
 }
@@ -126,7 +126,7 @@ TL_EXPORT void tl_engine_free(Engine* engine) { delete engine; }
 TL_EXPORT const char* tl_engine_linear(const Engine* engine) { return engine->linear->name; }
 TL_EXPORT const char* tl_engine_attention(const Engine* engine) { return engine->attention->name; }
 
-// Start counting seconds by phase, or read what was counted since; kPhases of them.
+// Read seconds[kPhases] since the last call (unless null), then count from zero.
 TL_EXPORT void tl_engine_profile(Engine* engine, double* seconds) {
   for (int i = 0; i < kPhases; ++i) {
     if (seconds) seconds[i] = engine->seconds[i];
@@ -137,14 +137,14 @@ TL_EXPORT void tl_engine_profile(Engine* engine, double* seconds) {
 
 TL_EXPORT void tl_engine_forward(Engine* engine, const Step* step) { engine->forward(*step); }
 
-// The token of each row. Waking threads costs as much as a row or two.
+// Choose a token per row. Waking threads costs as much as one or two rows.
 TL_EXPORT void tl_choose(Choice* choices, int32_t count, int32_t threads, int32_t isa) {
   const Choose choose = choose_op(isa);
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 2 && threads > 1)
   for (int32_t i = 0; i < count; ++i) choices[i].id = choose(choices[i]);
 }
 
-// One product, for tests and benchmarks: rows [rows, k] of floats against `w`.
+// Multiply x [rows, k] float32 with `w` on one thread, for tests and benchmarks.
 TL_EXPORT void tl_linear(const Weight* w, const float* x, int32_t rows, float* out, int64_t stride,
                int32_t epilogue, int32_t isa) {
   const LinearOps* ops = linear_ops(isa);

@@ -1,8 +1,8 @@
-// Attention of some query rows over one piece of keys and values, over the blocks of 16 of an
-// instruction set. Included once per instruction set, after its lanes.
+// Attention of query rows over one piece of keys and values, written in the blocks of 16 that an
+// instruction set provides. Included once per instruction set, after its block types.
 //
-// A row's result is a function of the row and of the keys that it may see: how many rows are worked
-// on together, and how many keys the others see, changes no bit.
+// A row's result depends on the row and its visible keys alone: it has the same bits however many
+// rows are computed together and whatever keys they see.
 
 constexpr int kRows = 3;
 
@@ -10,7 +10,7 @@ inline const uint8_t* block(const uint8_t* base, const KeyBlocks& blocks, int b)
   return base + blocks.ids[b] * blocks.stride;
 }
 
-// The largest of the scores that the row sees; those beyond become -infinity.
+// Set scores of hidden keys to -infinity; return the largest visible score.
 inline float hide_the_rest(const QueryRow& row, int num_keys, float* s) {
   float top = -INFINITY;
   for (int t = 0; t < row.keys; ++t) top = s[t] > top ? s[t] : top;
@@ -18,12 +18,12 @@ inline float hide_the_rest(const QueryRow& row, int num_keys, float* s) {
   return top;
 }
 
-// Scores to exponentials; returns their sum, block by block.
+// Replace scores by exponentials; return their sum, added in a fixed order.
 inline float exponentials(float* s, float top, int num_keys) {
   float sums[kPage] = {}, total = 0.0f;
   for (int t = 0; t < num_keys; t += kPage)
     for (int i = 0; i < kPage; ++i) {
-      const float below = s[t + i] - top;  // a score that is no number must stay none
+      const float below = s[t + i] - top;  // keeps NaN
       s[t + i] = below <= 0.0f ? exp_of(below) : below;
       sums[i] += s[t + i];
     }
@@ -67,19 +67,19 @@ void some_rows(const QueryRow* rows, const KeyBlocks& blocks, int dim) {
       const Floats first = firsts(pairs), second = seconds(pairs);
       for (int r = 0; r < R; ++r) {
         sum[r] = fma(first, floats(s[r][t]), sum[r]);
-        if (t + 1 < keys) sum[r] = fma(second, floats(s[r][t + 1]), sum[r]);  // else it is anything
+        if (t + 1 < keys) sum[r] = fma(second, floats(s[r][t + 1]), sum[r]);  // else undefined
       }
     }
     for (int r = 0; r < R; ++r) store(rows[r].out + d, sum[r]);
   }
 }
 
-struct Halves {  // of the weights of a piece's tokens, see kFull
+struct Halves {  // 14-bit token weights of a piece in two halves, see kFull
   uint8_t high[kPiece], low[kPiece];
   float scale;
 };
 
-// Exponentials times the values' scales, cut in halves; returns 0, or NaN if one is no number.
+// Multiply exponentials by value scales and split them in halves; return NaN if one is NaN, else 0.
 inline float weigh(const KeyBlocks& blocks, int keys, int num_keys, int dim, float* s, Halves& w) {
   float most = 0.0f, broken = 0.0f;
   for (int t = 0; t < keys; ++t) {

@@ -1,8 +1,8 @@
-// Attention of some query rows over one piece of keys and values, AVX-512 BF16.
+// Attention of query rows over one piece of keys and values with AVX-512 BF16.
 //
-// A row's result is a function of the row and of the keys that it may see: scores key by key, one
-// maximum and one sum for the piece, in a fixed order. How many rows are worked on together, and
-// how many keys the others see, changes no bit.
+// A row's result depends on the row and its visible keys alone: scores key by key, one maximum and
+// one sum per piece, in a fixed order. It has the same bits however many rows are computed together
+// and whatever keys they see.
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
 #include "common.h"
@@ -15,7 +15,7 @@ namespace {
 #include "heads.inl"
 
 constexpr int kRows = 6;
-constexpr int kAhead = 3;  // blocks
+constexpr int kAhead = 3;  // blocks to prefetch ahead
 
 inline __m512bh bf16(__m512i v) { return (__m512bh)v; }
 
@@ -46,7 +46,7 @@ void scores(const QueryRow* rows, const KeyBlocks& blocks, int num_blocks, int d
   }
 }
 
-// Scores to probabilities in bf16, zero beyond the row's keys.
+// Convert scores to exponentials in bf16, zero beyond the row's keys.
 inline void softmax(const float* s, uint16_t* p, const QueryRow& row, int num_blocks, int dim) {
   const __m512 lowest = _mm512_set1_ps(-INFINITY);
   __m512 high = lowest;
@@ -65,7 +65,7 @@ inline void softmax(const float* s, uint16_t* p, const QueryRow& row, int num_bl
   row.out[dim + 1] = _mm512_reduce_add_ps(total);
 }
 
-// 16 Z values of each row, pair of tokens by pair. Tokens beyond `keys` may hold anything.
+// Compute 16 Z output values of each row, two tokens at a time. Tokens beyond `keys` are undefined.
 template <int R, int Z>
 void values(const uint16_t (*p)[kPiece], const KeyBlocks& blocks, const KeyBlocks* next, int keys,
             int dim, int d0, const QueryRow* rows) {

@@ -1,6 +1,6 @@
-// As attention_avx512.cpp, over keys and values in 8 bits: integer dot products, AVX-512 VNNI.
+// Attention like attention_avx512.cpp over int8 keys and values, with AVX-512 VNNI.
 //
-// Sums of products of bytes are exact in 32 bits.
+// The 32-bit integer sums are exact.
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")
 #include "common.h"
@@ -13,9 +13,9 @@ namespace {
 #include "heads.inl"
 
 constexpr int kRows = 6;
-constexpr int kAhead = 3;  // blocks
+constexpr int kAhead = 3;  // blocks to prefetch ahead
 
-struct Weights {  // of the tokens of a piece, for one row
+struct Weights {  // token weights of a piece, for one row
   alignas(64) float s[kPiece];
   uint8_t high[kPiece], low[kPiece];
   float scale;
@@ -60,7 +60,7 @@ void scores(const QueryRow* rows, const KeyBlocks& blocks, int num_blocks, int d
   }
 }
 
-// Scores to weights, zero beyond the row's keys.
+// Convert scores to integer weights, zero beyond the row's keys.
 inline void softmax(Weights& w, const QueryRow& row, const KeyBlocks& blocks, int num_blocks,
                     int dim) {
   const __m512 lowest = _mm512_set1_ps(-INFINITY), zero = _mm512_setzero_ps();
@@ -76,7 +76,7 @@ inline void softmax(Weights& w, const QueryRow& row, const KeyBlocks& blocks, in
     const __m512 scales = _mm512_loadu_ps(block(blocks.v, blocks, b) + dim * kPage);
     const __m512 weight = _mm512_maskz_mul_ps(seen, e, scales);
     total = _mm512_add_ps(total, _mm512_maskz_mov_ps(seen, e));
-    total = _mm512_fmadd_ps(weight, zero, total);  // a value that is no number shows in the sum
+    total = _mm512_fmadd_ps(weight, zero, total);  // weight * 0 carries NaN into the sum
     most = _mm512_max_ps(most, weight);
     _mm512_store_ps(w.s + i, weight);
   }
@@ -94,7 +94,7 @@ inline void softmax(Weights& w, const QueryRow& row, const KeyBlocks& blocks, in
   row.out[dim + 1] = _mm512_reduce_add_ps(total);
 }
 
-// 16 Z values of each row, four tokens at a time.
+// Compute 16 Z output values of each row, four tokens at a time.
 template <int R, int Z>
 void values(const Weights* w, const KeyBlocks& blocks, const KeyBlocks* next, int num_blocks,
             int dim, int d0, const QueryRow* rows) {

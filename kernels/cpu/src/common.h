@@ -1,4 +1,4 @@
-// Types and helpers that all instruction sets share. No torch, no Python: raw pointers and sizes.
+// Types and helpers shared by all instruction sets. Torch and Python must not enter.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-// For what shares registers with its caller.
+// For functions whose arguments must stay in the caller's registers.
 #define TL_INLINE [[gnu::always_inline]] inline
 
 namespace tokenloom {
@@ -30,7 +30,7 @@ static inline size_t kv_block_bytes(int kind, int dim) {
   return size_t(kPage) * (kind == kKvInt8 ? dim + sizeof(float) : dim * sizeof(uint16_t));
 }
 
-// A query row: [dim] bf16, or [dim] of q, its scale (float) and the sum of q (int32).
+// Bytes of a query row: [dim] bf16, or [dim] q, then the scale (float) and the sum of q (int32).
 static inline size_t query_bytes(int kind, int dim) {
   return kind == kKvInt8 ? dim + 2 * sizeof(float) : dim * sizeof(uint16_t);
 }
@@ -48,12 +48,12 @@ struct Weight {
   int32_t n, k, k_pad, kind;
 };
 
-// Rows of activations, x ~ scale * q with one scale for 64 inputs.
+// Quantised rows of activations: x ~ scale * q with one scale per 64 inputs.
 struct Activations {
   int8_t* q;       // [rows, k_pad]; zero beyond k
   float* scales;   // [rows, k_pad / 64]
-  int32_t* sums;   // [rows, k_pad / 32]: of q
-  float* x_sums;   // the same times their scale: what the minima of 4-bit weights are multiplied by
+  int32_t* sums;   // [rows, k_pad / 32], sums of q
+  float* x_sums;   // sums * scale, factor of the 4-bit weights' minima
 
   Activations from(size_t row, size_t k_pad) const {
     return {q + row * k_pad, scales + row * (k_pad / kGroup), sums + row * (k_pad / kSubgroup),
@@ -61,28 +61,27 @@ struct Activations {
   }
 };
 
-// What becomes of a product: written, added to what is there, or taken as gate and up projections
-// in alternating blocks of which silu(gate) * up is written.
+// What to do with a product: store it, add it to the output, or, if gate and up blocks alternate,
+// store silu(gate) * up.
 enum Epilogue : int32_t { kStore = 0, kAdd = 1, kSiluMul = 2 };
 
-// A low-rank change of some outputs of a linear map: y += B (A x). It covers the blocks first_block,
-// first_block + block_step, ... of the map, num_blocks of them: q, k or v in blocks that follow each
-// other, gate or up in every other block.
+// A LoRA change y += B (A x) of num_blocks blocks of a linear map: first_block, first_block +
+// block_step, ... The step is 1 for q, k and v, 2 for gate and up, whose blocks alternate.
 struct LoraPart {
-  const uint16_t* a;  // bf16, see lora_a; of an embedding [vocab][rank padded to 2]
-  const uint16_t* b;  // [block] of lora_b, the adapter's scaling in it
+  const uint16_t* a;  // bf16, see lora_a; for an embedding [vocab][rank padded to 2]
+  const uint16_t* b;  // [block], each as lora_b, already scaled
   int32_t rank, first_block, block_step, num_blocks;  // rank 0: no change; block_step 1 or 2
 };
 
-// Where A has rank j of input i of k: [ranks / 8][inputs / 4][8 ranks][2][2], so that the 16 dwords
-// of a line hold two inputs each, which lie two apart. Zero beyond k and the rank.
+// Index of (rank j, input i of k) in A: [ranks / 8][inputs / 4][8 ranks][2][2], so that each of the 16
+// dwords of a line holds inputs i and i + 2. Zero beyond k and the rank.
 constexpr int kLoraInputs = 4, kLoraRanks = 8, kLoraLine = kLoraInputs * kLoraRanks;
 static inline size_t lora_a(int k, int i, int j) {
   const int lines = (k + kLoraInputs - 1) / kLoraInputs, at = i % kLoraInputs;
   return (size_t(j / kLoraRanks) * lines + i / kLoraInputs) * kLoraLine +
          (j % kLoraRanks * 2 + at % 2) * 2 + at / 2;
 }
-// Where a block of B has rank j of output o: [ranks / 2][16 outputs][2], zero beyond the rank.
+// Index of (rank j, output o) in a block of B: [ranks / 2][16 outputs][2]. Zero beyond the rank.
 static inline size_t lora_b(int j, int o) { return size_t(j / 2) * 2 * kBlock + 2 * o + j % 2; }
 
 constexpr int kLoraParts = 3;
@@ -90,14 +89,14 @@ struct LoraLinear {
   LoraPart parts[kLoraParts];
 };
 
-// What a row brings to a product beside its activations; `linear` is null where it has no adapter.
+// A row's adapter for a product; `linear` is null without one.
 struct RowAdapter {
   const LoraLinear* linear;
   float* low;  // A x of each part, `low_stride` floats apart
 };
 
-// A product of more rows is made in chunks. What adapters add to one is made for so many blocks at
-// a time; a block lies between its rows, or a column of them would meet in few sets of the cache.
+// Rows of a product are computed in chunks, and what adapters add in kDeltaBlocks blocks at a time.
+// One block of padding between rows of delta keeps a column out of the same few cache sets.
 constexpr int kChunkRows = 36;
 constexpr int kDeltaBlocks = 64;
 constexpr int kDeltaWidth = (kDeltaBlocks + 1) * kBlock;
@@ -106,17 +105,17 @@ struct Output {
   float* data;
   size_t stride;  // floats between rows
   int32_t epilogue;
-  const RowAdapter* adapters = nullptr;  // [rows], or null: none of them has one
+  const RowAdapter* adapters = nullptr;  // [rows], or null if no row has one
   size_t low_stride = 0;
-  float* delta = nullptr;  // [kChunkRows][kDeltaWidth] of this thread, if there are adapters
-  int delta_width = 0;     // floats between its rows
+  float* delta = nullptr;  // [kChunkRows][kDeltaWidth], this thread's, with adapters
+  int delta_width = 0;     // floats between rows of delta
 };
 
 static inline size_t lora_block_size(const LoraPart& part) {
   return size_t(part.rank + part.rank % 2) * kBlock;
 }
 
-// The part's values for block `b`, or null if it does not cover it.
+// Return the part's B for block `b` of the map, or null if the part does not change it.
 static inline const uint16_t* lora_block(const LoraPart& part, int b) {
   const int offset = b - part.first_block, shift = part.block_step - 1;
   if (part.rank == 0 || offset < 0 || offset & shift) return nullptr;
@@ -131,18 +130,18 @@ static inline size_t block_bytes(int kind, int k_pad) {
   return size_t(k_pad) * kBlock / (kind == kInt4 ? 2 : 1);
 }
 
-// Scales of a block, counted in 16-bit values.
+// Number of 16-bit scales in a block.
 static inline size_t block_scales(int kind, int k_pad) {
   if (kind == kInt8) return size_t(k_pad) / kGroup * kBlock;
   return size_t(k_pad) / kSubgroup * kBlock * (kind == kInt4 ? 2 : 1);
 }
 
-// Where (input i, output o) of an int8 block lies.
+// Index of (input i, output o) in an int8 block.
 static inline size_t byte_at(int i, int o) { return size_t(i / 4) * 4 * kBlock + o * 4 + i % 4; }
 
 namespace {  // internal: its code must not be shared between files for different machines
 
-// The share [begin, end) of `count` items of thread `tid` of `threads`.
+// Items [begin, end); Share is thread `tid`'s part of `count` items.
 struct Rows {
   int begin, end;
   int size() const { return end - begin; }
@@ -153,9 +152,9 @@ struct Share : Rows {
       : Rows{int(int64_t(count) * tid / threads), int(int64_t(count) * (tid + 1) / threads)} {}
 };
 
-// How a group of activations is rounded, from the bits of its largest magnitude; as bits, NaN is
-// above infinity and infinity above all numbers. A group with one of those has NaN for its scale,
-// so that its row comes out as NaN; one too small to divide by is zero.
+// Rounding of a group of activations, from the bits of its largest magnitude; as bits, NaN is above
+// infinity and infinity above all numbers. With NaN or infinity the scale is NaN, so the whole row
+// becomes NaN. A magnitude too small to divide by is rounded to zero.
 struct Rounding {
   bool finite;
   float scale, inverse;  // x ~ scale * q with q = round(x * inverse)

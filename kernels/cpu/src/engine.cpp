@@ -12,8 +12,8 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kSpins = 2000;           // some 20 microseconds
-constexpr double kTooMuchLost = 0.4;  // of the threads' time
+constexpr int kSpins = 2000;           // about 20 microseconds
+constexpr double kTooMuchLost = 0.4;  // fraction of the threads' time
 constexpr int kLongestRest = 256;      // steps
 
 inline void relax() {
@@ -24,8 +24,8 @@ inline void relax() {
 #endif
 }
 
-// A thread that is woken on the core of another, as the system likes it, meets it 300 times a step
-// with a change of context each: a step takes six times as long until one of them is moved.
+// Pin the calling thread. If the system wakes two threads on one core, each of 300 barriers in a
+// step costs a context switch, and steps take six times as long until one is moved.
 void pin(int32_t cpu) {
 #if defined(__linux__)
   thread_local int32_t pinned = -1;
@@ -33,7 +33,7 @@ void pin(int32_t cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
-  sched_setaffinity(0, sizeof set, &set);  // refused: the thread stays where it may be
+  sched_setaffinity(0, sizeof set, &set);  // if refused, the system places the thread
   pinned = cpu;
 #else
   (void)cpu;

@@ -1,5 +1,5 @@
-// The decoder stack of one model on the CPU: weights and KV cache by pointer, scratch of its own,
-// one call per step.
+// The decoder stack of one model on the CPU, called once per step. Owns its scratch memory; weights
+// and KV cache belong to the caller.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace tokenloom {
 
-// The linear maps of a layer in LoraAdapter::linears, and the one that is of no layer.
+// Order of a layer's linear maps in LoraAdapter::linears, and an index for the head.
 enum LinearOfLayer : int { kQkvLinear, kOLinear, kGateUpLinear, kDownLinear, kLinearsOfLayer };
 constexpr int kHeadLinear = -1;
 
@@ -22,7 +22,7 @@ struct Shape {
 };
 
 // Caches hold [pages, kv_heads, blocks of 16 tokens], see KvKind. Pages smaller than a block are
-// plain [page_size][dim] bf16 and are gathered when used; in 8 bits there are none.
+// [page_size][dim] bf16, gathered when used; int8 does not support them.
 struct Layer {
   Weight qkv, o, gate_up, down;
   const float *input_norm, *post_norm;  // [hidden]
@@ -30,10 +30,10 @@ struct Layer {
   uint8_t *k_cache, *v_cache;
 };
 
-// An adapter of all layers; what it does not change has rank 0.
+// An adapter for all layers; parts that it does not change have rank 0.
 struct LoraAdapter {
   const LoraLinear* linears;  // [num_layers][qkv, o, gate_up, down]
-  LoraLinear head, embedding;  // the embedding in parts[0]
+  LoraLinear head, embedding;  // embedding uses parts[0]
 };
 
 struct Step {
@@ -42,24 +42,23 @@ struct Step {
   const int32_t* page_table;                        // [rows, page_table_stride]
   int64_t page_table_stride;
   const int32_t* input_ids;  // [num_tokens]
-  const int32_t* samples;    // [num_samples]: the tokens whose logits are wanted
-  float* logits;             // [num_samples, logits_stride], vocab of which are written
+  const int32_t* samples;    // [num_samples], tokens that need logits
+  float* logits;             // [num_samples, logits_stride]; vocab columns are written
   int64_t logits_stride;
-  const LoraAdapter* const* adapters;  // [num_requests], null where there is none; or null
-  int32_t max_rank;                    // of them
+  const LoraAdapter* const* adapters;  // [num_requests] of pointers or null; null if none
+  int32_t max_rank;                    // largest rank of the adapters
 };
 
-// What a step's time goes to, for the roofline; see Worker::done.
+// Profiled phases of a step; see Worker::done.
 enum Phase : int32_t { kEmbed, kNorm, kQkv, kRotate, kAttend, kMerge, kO, kGateUp, kQuantise, kDown,
                        kHead, kPhases };
 
-// Threads of a step meet here many times, microseconds apart: they spin, but give way to other
-// processes when it takes long.
+// A barrier for meetings microseconds apart: threads spin, and yield the core if it takes long.
 class Barrier {
  public:
   void reset(int threads) { threads_ = threads; }
 
-  // Returns the seconds lost, if they were many: 0 for a meeting that was about punctual.
+  // Wait for all threads; return the seconds lost, or 0 if spinning was enough.
   double wait() {
     const int phase = phase_.load(std::memory_order_acquire);
     if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
@@ -77,19 +76,19 @@ class Barrier {
   alignas(64) std::atomic<int> phase_{0};
 };
 
-// How many threads a step takes. Threads that wait for one that other processes have pushed off its
-// core lose more than they bring: then fewer work for a while, and all are tried again, ever more
-// rarely while it stays so. Results do not depend on it.
+// Decides how many threads a step uses. If other processes preempt one thread, the others lose more
+// by waiting than they compute: then fewer threads run for some steps before all are tried again,
+// after longer intervals while the loss persists. Results do not depend on it.
 class Crew {
  public:
   explicit Crew(int all) : all_(all) {}
   int threads() const { return rest_ > 0 ? few_ : all_; }
-  void after(double lost, double elapsed);  // seconds, lost by all threads together
+  void after(double lost, double elapsed);  // seconds; lost is the sum over threads
 
  private:
   int all_, few_ = 1;
-  int rest_ = 0;    // steps that few threads still take
-  int next_ = 8;    // how long the next such time will be
+  int rest_ = 0;    // steps left with few threads
+  int next_ = 8;    // steps of the next such interval
 };
 
 struct Engine {
@@ -101,7 +100,7 @@ struct Engine {
   const AttentionOps* attention;
 
   int dim;              // head_dim padded to 16
-  size_t inner_stride;  // of `hidden`; rows whose distance is a power of two share cache sets
+  size_t inner_stride;  // of `hidden`, padded: rows a power of two apart share cache sets
   std::vector<Request> requests;
   Plan plan;
   Barrier barrier;
@@ -110,9 +109,9 @@ struct Engine {
   double seconds[kPhases] = {};
   std::atomic<int> next_task{0};
   std::vector<double> lost;  // [threads]: seconds spent waiting in this step
-  std::vector<int32_t> cpus;  // [threads], one for each; empty: the system places threads
+  std::vector<int32_t> cpus;  // [threads], or empty to let the system place threads
 
-  // Scratch, grown as steps need it: [tokens, ...] each.
+  // Scratch [tokens, ...], grown as steps need it.
   std::vector<float> x, qkv, hidden, attended, sample_x;
   std::vector<float> partial;  // [slots, heads, dim + 2]
   std::vector<uint8_t> queries;  // [tokens, heads, query_bytes]
@@ -121,11 +120,11 @@ struct Engine {
   std::vector<int32_t> q8_sums;
   Activations activations() { return {q8.data(), q8_scales.data(), q8_sums.data(), q8_x_sums.data()}; }
   std::vector<const LoraAdapter*> token_adapters;  // empty in a step without adapters
-  std::vector<RowAdapter> row_adapters;            // of the rows of the product that comes next
+  std::vector<RowAdapter> row_adapters;            // [rows] of the next product
   std::vector<float> low;                          // [rows, parts, low_stride]
   size_t low_stride = 0;
 
-  size_t head_bytes() const {  // of one kv head in a page
+  size_t head_bytes() const {  // bytes of one kv head in a page
     if (shape.page_size < kPage) return size_t(shape.page_size) * dim * sizeof(uint16_t);
     return size_t(shape.page_size / kPage) * kv_block_bytes(shape.kv_kind, dim);
   }
@@ -139,7 +138,7 @@ struct Engine {
   void prepare_adapters(const Step& step);
 };
 
-// Row `row` of a packed weight as floats: a tied embedding is stored once, as the head.
+// Dequantise a row of a packed weight; the embedding lookup uses it.
 void unpack_row(const Weight& w, int row, float* out);
 
 }  // namespace tokenloom

@@ -1,8 +1,8 @@
-// y = x W^T on quantised rows and packed weights, over the blocks of 16 of an instruction set.
-// Included once per instruction set, after its lanes.
+// y = x W^T on quantised rows and packed weights, written in the blocks of 16 that an instruction
+// set provides. Included once per instruction set, after its block types.
 //
-// Sums within a group are integers and the groups are added in ascending order, so a row's result
-// depends on nothing but the row.
+// Sums within a group are integers and groups are added in ascending order, so a row's result
+// depends on that row alone.
 
 constexpr int kGroupBlocks = 8;  // even, so that gate and up stay together
 
@@ -12,8 +12,8 @@ struct Job {
   const Weight& w;
   const Activations& x;
   Output out;
-  size_t bytes, scales;  // of a block
-  int delta_row = 0, delta_block = 0;  // the corner of what out.delta holds
+  size_t bytes, scales;  // per block
+  int delta_row = 0, delta_block = 0;  // first row and block in out.delta
 
   Job(const Weight& weight, const Activations& activations, const Output& output)
       : w(weight), x(activations), out(output), bytes(block_bytes(w.kind, w.k_pad)),
@@ -29,7 +29,7 @@ struct Job {
   const float* x_sums(int r) const { return x.x_sums + size_t(r) * (w.k_pad / kSubgroup); }
 };
 
-// acc[r][t] += the products of `steps` x 4 inputs.
+// Add the products of `steps` x 4 inputs to acc[r][t].
 template <int MR, int NT>
 TL_INLINE void products(const uint8_t* const w[NT], const int8_t* const a[MR], int steps,
                      Ints acc[MR][NT]) {
@@ -146,7 +146,7 @@ void tile(const Job& job, int r0, int b0) {
   finish<MR, NT, EPI>(job, r0, b0, y);
 }
 
-// The weights that come next: fetched from memory while this panel is computed with.
+// Prefetch the next panel's weights while this one is computed.
 inline void prefetch_panel(const Job& job, int block, Share lines) {
   if (block >= blocks(job.w.n)) return;
   const uint8_t* next = job.data(block);
@@ -159,7 +159,7 @@ void rows_of_tile(const Job& job, int rows, int r0, int b0) {
   if constexpr (MR > 1) rows_of_tile<MR - 1, NT, KIND, EPI>(job, rows, r0, b0);
 }
 
-// Rows [begin, end) against NT blocks, in passes of nearly equal numbers of rows.
+// Multiply rows [begin, end) with NT blocks, in passes of nearly equal size.
 template <int NT, int KIND, int EPI>
 void panel(const Job& job, int begin, int end, int b0) {
   constexpr int kMost = NT == 1 ? kMaxRows : kRowsOfPair;
@@ -172,7 +172,7 @@ void panel(const Job& job, int begin, int end, int b0) {
   }
 }
 
-// Some rows stay in the first-level cache while a few blocks, held by the second, pass over them.
+// Keep a chunk of rows in the L1 cache while a few blocks stream over it from L2.
 template <int KIND, int EPI>
 void groups(const Job& job, Rows rows, Rows blocks) {
   constexpr int kTogether = EPI == kSiluMul ? 2 : kTileBlocks;
@@ -188,8 +188,8 @@ void groups(const Job& job, Rows rows, Rows blocks) {
   }
 }
 
-// With adapters, a chunk of rows at a time. Of few rows they fill the whole width of delta: what an
-// adapter has for many blocks lies side by side, and is read at the speed of memory.
+// With adapters, multiply one chunk of rows at a time. Few rows use the whole width of delta, since
+// an adapter's B for many blocks is contiguous and so read at memory speed.
 template <int KIND, int EPI>
 void columns(Job& job, int rows, Share share) {
   if (!job.out.adapters) return groups<KIND, EPI>(job, {0, rows}, share);

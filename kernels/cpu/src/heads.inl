@@ -1,5 +1,5 @@
-// Heads of a token on their way to attention and into blocks of the cache, in plain C++ for compilers
-// to vectorise. Included once per instruction set, inside a namespace of its own. See AttentionOps.
+// Rotates heads and stores queries, keys and values, in plain C++ for compilers to vectorise.
+// Included once per instruction set, inside its own namespace. See AttentionOps.
 
 inline void rotate(float* head, const float* cos_sin, int half, float scale) {
   for (int d = 0; d < half; ++d) {
@@ -19,7 +19,7 @@ inline void store_token(const float* k, const float* v, int o, int head_dim, int
                         uint8_t* keys, uint8_t* values) {
   uint16_t half[2][kMaxHeadDim];
   for (int d = 0; d < head_dim; ++d) half[0][d] = to_bf16(k[d]), half[1][d] = to_bf16(v[d]);
-  for (int d = 0; d < head_dim; d += 2)  // an even number
+  for (int d = 0; d < head_dim; d += 2)  // head_dim is even
     std::memcpy(keys + (size_t(d) * kPage + 2 * o) * 2, half[0] + d, 4);
   auto* to = reinterpret_cast<uint16_t*>(values) + size_t(o / 2) * 2 * dim + o % 2;
   for (int d = 0; d < head_dim; ++d) to[2 * d] = half[1][d];

@@ -1,4 +1,4 @@
-// What narrow instruction sets do by way of memory; for those whose loads have no masks.
+// Partial loads, partial stores and silu through memory, for instruction sets without masks.
 
 inline Floats load(const float* p, int count) {
   if (count >= kBlock) return load(p);

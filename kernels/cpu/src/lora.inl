@@ -1,24 +1,23 @@
-// What adapters add to a product, over the blocks of 16 of an instruction set. Included by gemm.inl.
+// LoRA products, written in the blocks of 16 of an instruction set. Included by gemm.inl.
 //
-// The sums of a row are made in one order, whatever rows are beside it. What an adapter has for a
-// product is some KB, read once for each row of it, in another place of the memory for each adapter:
-// it is fetched before it is needed, or half of the time is lost waiting for it.
+// A row is summed in one order, whatever its batch-mates. The few KB of each adapter for a product
+// lie at another address, so they are prefetched: else half of the time is lost waiting for memory.
 
-constexpr size_t kAhead = 512;  // values, of what is read now
-constexpr int kFirst = 16;      // lines, of what is read next
+constexpr size_t kAhead = 512;  // values to prefetch ahead in the current part
+constexpr int kFirst = 16;      // cache lines to prefetch of the next part
 
 inline void prefetch_first(const uint16_t* values) {
   for (int i = 0; values && i < kFirst; ++i) prefetch(values + i * 32);
 }
 
-// Of those that a part has from block `b` on.
+// Return B of the part's first block at or after `b`, or null.
 inline const uint16_t* first_block(const LoraPart& part, int b) {
   const int from = std::max(b, part.first_block);
   const uint16_t* values = lora_block(part, from);
   return values || part.block_step == 1 ? values : lora_block(part, from + 1);
 }
 
-// out[r] += B low[r] for one block, of R rows with one adapter.
+// Add B low[r] to out[r] for one block and R rows with the same adapter.
 template <int R>
 inline void expand_block(const uint16_t* b, int rank, const float* low, size_t low_stride,
                          float* out, size_t stride) {
@@ -45,8 +44,8 @@ void expand_most(const uint16_t* b, int rank, const float* low, size_t low_strid
     if (rows) expand_most<R / 2>(b, rank, low, low_stride, rows, out, stride);
 }
 
-// What adapters add to some rows in some blocks. Each row may have one of its own, in another place
-// of the memory, so a part is read through before the next.
+// Compute what adapters add to `rows` in `blocks`, into out.delta. Rows with the same adapter are
+// computed together, part by part, since each part is contiguous in memory.
 void expand(const Output& out, Rows rows, Rows blocks) {
   for (int r = rows.begin, end; r < rows.end; r = end) {
     const LoraLinear* linear = out.adapters[r].linear;
@@ -67,7 +66,7 @@ void expand(const Output& out, Rows rows, Rows blocks) {
   }
 }
 
-// R rows of one adapter. Four sums a lane, so that no addition waits for the one before it.
+// Compute A x for R rows of one adapter. Four sums per lane hide the latency of the additions.
 template <int R>
 void shrink(const LoraPart& part, const float* x, size_t stride, int k, float* low,
             size_t low_stride) {

@@ -25,7 +25,7 @@ static inline float log_of(float x) {
   return m + y + 0.693359375f * e;
 }
 
-// exp of x <= 0: Cephes' polynomial; 0 where that has no normal number.
+// exp of x <= 0: Cephes' polynomial; 0 if the result would not be a normal number.
 static inline float exp_of(float x) {
   const float clamped = x > -87.0f ? x : -87.0f;
   const float n = float(int32_t(clamped * 1.44269504f - 0.5f));

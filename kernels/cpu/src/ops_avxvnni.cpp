@@ -1,4 +1,4 @@
-// As ops_avx2.cpp where the machine has AVX-VNNI: what multiplies bytes.
+// The operations that multiply bytes, for AVX-VNNI; the others are those of AVX2.
 #if defined(__x86_64__)
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Weights into the packed layouts (see common.h), and rows out of them. Runs once, at load.
+// Packs weights into the layouts of common.h, once at load, and unpacks rows.
 #include "pack.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void pack_int8_row(const float* row, int k, int k_pad, int o, uint8_t* data, uin
     float top = 0.0f;
     for (int i = 0; i < count; ++i) top = std::max(top, std::fabs(row[g * kGroup + i]));
     uint16_t scale = to_bf16(top / 127.0f);
-    while (from_bf16(scale) * 127.5f < top) ++scale;  // the rounded scale must reach the largest
+    while (from_bf16(scale) * 127.5f < top) ++scale;  // round up until the largest value fits
     scales[g * kBlock + o] = scale;
     const float inverse = top > 0 ? 1.0f / from_bf16(scale) : 0.0f;
     for (int i = 0; i < count; ++i) {
@@ -57,8 +57,8 @@ void pack_q8_row(const uint8_t* row, int k, int o, uint8_t* data, uint16_t* scal
   }
 }
 
-// A group of 32 floats to d, m and 4-bit q with w ~ d q + m: the range, then two rounds of fitting
-// d and m to the chosen q by least squares.
+// Quantise groups of 32 floats to w ~ d q + m with 4-bit q: start from the range, then refit d and m
+// to q twice by least squares.
 void pack_int4_row(const float* row, int k, int k_pad, int o, uint8_t* data, uint16_t* scales) {
   for (int g = 0; g < k_pad / kSubgroup; ++g) {
     float w[kSubgroup];

@@ -1,4 +1,4 @@
-// How rows of weights come in, and where they go.
+// Formats of unpacked weight rows, and the job that packs them.
 #pragma once
 #include "common.h"
 
@@ -18,11 +18,11 @@ struct PackJob {
   uint8_t* data;
   uint16_t* scales;
   int32_t n, k, k_pad, format;
-  int32_t first_block, block_step;  // rows 16 b ... land in block first_block + b * block_step
+  int32_t first_block, block_step;  // rows 16 b to 16 b + 15 go to block first_block + b * block_step
   int32_t threads;
 };
 
-// False if the format cannot hold rows of this shape.
+// Pack rows; return false if the format does not support their shape.
 bool pack_rows(const PackJob& job);
 
 }  // namespace tokenloom

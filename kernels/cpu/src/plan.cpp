@@ -1,6 +1,6 @@
-// Two ways to cut, with the same arithmetic: a long extend goes by spans of tokens, each of which
-// walks its pieces in order; decodes and short extends go by pieces, so that one long request keeps
-// all threads busy and requests that share a prefix read it once.
+// Two ways to split, with the same arithmetic: a long extend is split into spans of tokens, each of
+// which walks its pieces in order. Decodes and short extends are split by pieces, so that one long
+// request keeps all threads busy and requests that share a prefix read it once.
 #include "plan.h"
 
 #include <algorithm>
@@ -54,8 +54,8 @@ void Plan::add_pieces(std::vector<const Request*>& requests, int page_size) {
     for (const Request* request : requests)
       if (request->prefix + request->extend > begin) left_.push_back(request);
     requests.swap(left_);
-    // Equal page lists meet when sorted by their first page. Only a piece that lies in the prefix
-    // as a whole can be shared: the keys that a step adds are each request's own.
+    // Sorting by the piece's first page puts equal page lists side by side. Only a piece wholly in
+    // the prefix can be shared: keys added by this step belong to one request.
     std::stable_sort(requests.begin(), requests.end(), [&](const Request* a, const Request* b) {
       return a->pages[offset] < b->pages[offset];
     });

@@ -1,4 +1,4 @@
-// How the attention of one step is cut into units of work, and where their results go.
+// Splits the attention of one step into units of work with slots for their results.
 #pragma once
 #include <vector>
 
@@ -8,24 +8,24 @@ namespace tokenloom {
 
 struct Request {
   int first_token;       // index of its first new token in the step
-  int prefix;            // tokens whose KV is in place
+  int prefix;            // tokens whose KV is stored
   int extend;            // new tokens
   const int32_t* pages;  // its row of the page table
 };
 
-// Some tokens against keys of one page list. A piece unit covers 256 keys, maybe of many requests
-// that share the pages; a span unit covers all keys of a few tokens of one request, piece by piece.
+// Tokens and the page list whose keys they attend to. A piece unit covers 256 keys, for all requests
+// that share their pages; a span unit covers all keys of a few tokens of one request.
 struct Unit {
   int first, count;  // into Plan::tokens
-  int piece;         // -1: a span
+  int piece;         // -1 for a span
   const int32_t* pages;
 };
 
 struct Plan {
   std::vector<Unit> units;
-  std::vector<int> tokens;     // unit by unit
-  std::vector<int> positions;  // of every token of the step
-  std::vector<int> slots;      // of every token: its first partial result; and the end
+  std::vector<int> tokens;     // tokens of all units, in order
+  std::vector<int> positions;  // of each token of the step
+  std::vector<int> slots;      // index of each token's first partial result, then the total
 
   void build(const std::vector<Request>& requests, int page_size);
 

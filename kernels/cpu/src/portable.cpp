@@ -1,4 +1,4 @@
-// The operations for any machine.
+// The operations in plain C++, for any machine.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,9 +1,9 @@
-// The same operations in plain C++, laid out so that a compiler can vectorise the 16 outputs, keys
-// or values of a block. Included once per instruction set, inside a namespace of its own.
+// The operations in plain C++, arranged for compilers to vectorise the 16 outputs, keys or values of
+// a block. Included once per instruction set, inside its own namespace.
 
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
 
-// 16 outputs of one row against block `b`.
+// Compute the 16 outputs of row `r` for block `b`.
 inline void dot_int8(const Weight& w, const Activations& x, int r, int b, int size, float y[]) {
   const uint8_t* data = w.data + b * block_bytes(w.kind, w.k_pad);
   const uint16_t* scales = w.scales + b * block_scales(w.kind, w.k_pad);
@@ -57,7 +57,7 @@ inline void dot_block(const Weight& w, const Activations& x, int r, int b, float
     for (int o = 0; o < kBlock; ++o) y[o] += w.bias[b * kBlock + o];
 }
 
-// What the row's adapter adds to block `b`.
+// Add the LoRA change of row `r` to block `b`.
 inline void expand(const Output& out, int r, int b, float y[]) {
   if (!out.adapters || !out.adapters[r].linear) return;
   for (int p = 0; p < kLoraParts; ++p) {
@@ -139,7 +139,7 @@ inline float scale_of(const uint8_t* block, int t, int dim) {
   return scale;
 }
 
-// Scores of one row; returns the largest.
+// Compute the scores of one row; return the largest.
 float int8_scores(const QueryRow& row, const KeyBlocks& blocks, int dim, float* s) {
   const auto* q = reinterpret_cast<const int8_t*>(row.q);
   float scale, top = -INFINITY;
@@ -162,7 +162,7 @@ void one_int8_row(const QueryRow& row, const KeyBlocks& blocks, int dim) {
   for (int t = 0; t < row.keys; ++t) {
     const float p = std::exp(s[t] - top);
     s[t] = p * scale_of(block_of(blocks.v, blocks, t), t, dim);
-    total += p + s[t] * 0.0f;  // a value that is no number shows in the sum
+    total += p + s[t] * 0.0f;  // s[t] * 0 carries NaN into the sum
     most = s[t] > most ? s[t] : most;
   }
   int32_t high[kMaxHeadDim] = {}, low[kMaxHeadDim] = {};

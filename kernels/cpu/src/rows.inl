@@ -1,5 +1,5 @@
 // Operations on single rows in plain C++, for compilers to vectorise. Included once per instruction
-// set, inside a namespace of its own.
+// set, inside its own namespace.
 
 void quantise_row(const float* x, int k, int k_pad, const Activations& to) {
   for (int i = 0; i < k_pad; i += kGroup) {
@@ -26,7 +26,7 @@ void rms_norm_row(const float* x, const float* weight, float eps, int k, float* 
   for (int i = 0; i < k; ++i) y[i] = x[i] * inverse * weight[i];
 }
 
-// The merge of AttentionOps.
+// AttentionOps::merge.
 void merge(float* out, const float* part, int dim) {
   const float top = out[dim] > part[dim] ? out[dim] : part[dim];
   const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);

@@ -1,9 +1,9 @@
-// Choosing a token as kernels/sampling.py says, in plain loops of 16 that compilers vectorise.
-// Included once per instruction set, inside a namespace of its own.
+// Chooses a token as kernels/sampling.py does, in loops of 16 that compilers vectorise. Included once
+// per instruction set, inside its own namespace.
 
 constexpr int kLanes = 16;
 
-// -log(-log1p(-u)), u being the number in (0, 1) of token `id` under the key.
+// Return -log(-log1p(-u)), where u in (0, 1) is the hash of token `id` and the key.
 static inline float gumbel(uint32_t id, uint32_t first, uint32_t second) {
   uint32_t x = id + first;
   x ^= x >> 16;
@@ -20,7 +20,7 @@ static inline float gumbel(uint32_t id, uint32_t first, uint32_t second) {
 
 struct Likeliest {
   float logit;
-  int32_t id;  // of ties the lowest; -1 where the row has no largest finite number
+  int32_t id;  // ties: the lowest; -1 if the row has no finite maximum
 };
 
 Likeliest likeliest(const float* logits, int32_t n) {
@@ -31,7 +31,7 @@ Likeliest likeliest(const float* logits, int32_t n) {
   for (; i + kLanes <= n; i += kLanes)
     for (int l = 0; l < kLanes; ++l) {
       const float x = logits[i + l];
-      broken[l] |= !(x < INFINITY);  // NaN, too
+      broken[l] |= !(x < INFINITY);  // NaN or infinity
       at[l] = x > best[l] ? i + l : at[l];
       best[l] = x > best[l] ? x : best[l];
     }
@@ -46,7 +46,7 @@ Likeliest likeliest(const float* logits, int32_t n) {
   return {best[0], broken[0] || at[0] == n ? -1 : at[0]};
 }
 
-// argmax of scaled logits + noise over all ids; of ties the lowest id. -infinity is never drawn.
+// Return the argmax of scaled logits + noise; ties give the lowest id. -infinity is never drawn.
 int32_t draw(const Choice& c, float top, float inverse) {
   float best[kLanes];
   int32_t at[kLanes];
@@ -73,7 +73,7 @@ int32_t draw(const Choice& c, float top, float inverse) {
 struct Candidate {
   float scaled;  // 0 for the likeliest
   int32_t id;
-  bool operator<(const Candidate& other) const {  // the likelier first, of ties the lower id
+  bool operator<(const Candidate& other) const {  // likelier first; ties: lower id first
     return scaled != other.scaled ? scaled > other.scaled : id < other.id;
   }
 };
@@ -97,7 +97,7 @@ double mass_of(const std::vector<Candidate>& kept) {
   return total;
 }
 
-// All with at least `cut`, by id.
+// Collect all ids with a scaled logit of at least `cut`, ascending.
 void collect(const Choice& c, float top, float inverse, float cut, std::vector<Candidate>& kept) {
   kept.clear();
   for (int32_t i = 0; i < c.n; i += kLanes) {
@@ -112,7 +112,7 @@ void collect(const Choice& c, float top, float inverse, float cut, std::vector<C
   }
 }
 
-// What top_k and top_p need is among the likeliest: mostly a few, so wider cuts are tried in turn.
+// Keep the ids that top_k and top_p allow. A few ids usually suffice, so try ever lower cuts.
 void keep(const Choice& c, float top, float inverse, std::vector<Candidate>& kept) {
   const bool by_count = c.top_k > 0 && c.top_k < c.n, by_mass = c.top_p < 1.0f;
   if (!by_count && !by_mass) return collect(c, top, inverse, std::log(c.min_p), kept);

@@ -8,7 +8,7 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kMaxRows = 4;  // of a tile of one block: 8 sums, 4 weights and what they need
+constexpr int kMaxRows = 4;  // rows of a tile of one block: 8 sums and 4 weights in registers
 constexpr int kTileBlocks = 1;
 constexpr int kRowsOfPair = 2;
 constexpr int kUnroll = 4;
@@ -52,7 +52,7 @@ inline Bytes high_nibbles(Bytes x) {
 
 inline __m256i dot(__m256i acc, __m256i u, __m256i s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
 
-struct Biased { __m256i v[2]; };  // of value + 128
+struct Biased { __m256i v[2]; };  // value + 128
 inline Ints start(int32_t sum) { return ints(-128 * sum); }
 inline Biased load_biased(const uint8_t* p) { return {{load256(p), load256(p + 32)}}; }
 inline Ints dot(Ints acc, const Biased& w, const int8_t* four) {
@@ -62,13 +62,13 @@ inline Ints dot(Ints acc, const Biased& w, const int8_t* four) {
 
 #else
 
-// Unsigned times signed. Pairs of products are added in 16 bits: |u * s| must be below 16384.
+// Dot product of unsigned u and signed s. Pairs are added in 16 bits: |u * s| must be below 16384.
 inline __m256i dot(__m256i acc, __m256i u, __m256i s) {
   const __m256i pairs = _mm256_maddubs_epi16(u, s);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-// Magnitudes times signed values keep that bound, biased bytes would not.
+// Magnitudes keep products below that bound; biased bytes would not.
 struct Biased { __m256i magnitude[2], value[2]; };
 inline Ints start(int32_t) { return ints(0); }
 inline Biased load_biased(const uint8_t* p) {
@@ -84,11 +84,11 @@ inline Ints dot(Ints acc, const Biased& w, const int8_t* four) {
 
 #endif
 
-inline Ints dot(Ints acc, const Bytes& w, const int8_t* four) {  // bytes of 0 to 15
+inline Ints dot(Ints acc, const Bytes& w, const int8_t* four) {  // w in 0..15
   const __m256i a = broadcast4(four);
   return {{dot(acc.v[0], w.v[0], a), dot(acc.v[1], w.v[1], a)}};
 }
-inline Ints dot_signed(Ints acc, const Bytes& v, const uint8_t* four) {  // four of 0 to 127
+inline Ints dot_signed(Ints acc, const Bytes& v, const uint8_t* four) {  // four in 0..127
   const __m256i a = broadcast4(four);
   return {{dot(acc.v[0], a, v.v[0]), dot(acc.v[1], a, v.v[1])}};
 }
@@ -102,7 +102,7 @@ inline __m256 widen_f16(const uint16_t* p) {
 }
 inline Floats load_bf16(const uint16_t* p) { return {{widen_bf16(p), widen_bf16(p + 8)}}; }
 inline Floats load_f16(const uint16_t* p) { return {{widen_f16(p), widen_f16(p + 8)}}; }
-// Of 16 pairs of bf16, the first or the second of each.
+// Return the first (or second) bf16 of each of 16 pairs.
 inline Floats firsts(const Bytes& x) {
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(x.v[0], 16)),
            _mm256_castsi256_ps(_mm256_slli_epi32(x.v[1], 16))}};
@@ -112,7 +112,7 @@ inline Floats seconds(const Bytes& x) {
   return {{_mm256_castsi256_ps(_mm256_and_si256(x.v[0], mask)),
            _mm256_castsi256_ps(_mm256_and_si256(x.v[1], mask))}};
 }
-// p[0] and p[1] in turn.
+// Return lanes p[0], p[1], p[0], p[1], ...
 inline Floats alternate(const float* p) {
   double both;
   std::memcpy(&both, p, 8);

@@ -1,5 +1,5 @@
-// Blocks of 16 as lanes.inl's users see them, and small helpers: AVX-512 with VNNI. Include only
-// from files compiled for it.
+// Blocks of 16 in one register and small helpers: AVX-512 with VNNI. Include only from files
+// compiled for it.
 #pragma once
 #include <immintrin.h>
 
@@ -17,8 +17,7 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(dword);
 }
 
-// Ask for memory that is needed in a microsecond or so. Into the second cache: the first is too
-// small to hold it so long.
+// Prefetch memory needed in about a microsecond, into L2: L1 is too small to keep it that long.
 inline void fetch(const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64)
     _mm_prefetch(static_cast<const char*>(from) + i, _MM_HINT_T1);
@@ -44,7 +43,7 @@ inline __m512 exp512(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
-// The merge of AttentionOps.
+// AttentionOps::merge.
 inline void merge512(float* out, const float* part, int dim) {
   const float top = out[dim] > part[dim] ? out[dim] : part[dim];
   const float mine = std::exp(out[dim] - top), theirs = std::exp(part[dim] - top);
@@ -57,18 +56,18 @@ inline void merge512(float* out, const float* part, int dim) {
   out[dim] = top;
 }
 
-// -- blocks of 16 outputs, keys or values, in one register: what gemm.inl is written in
+// -- blocks of 16 outputs, keys or values in one register, as used by gemm.inl
 
-constexpr int kMaxRows = 6;   // of a tile of two blocks: 12 sums and 12 totals fill the registers
+constexpr int kMaxRows = 6;   // rows of a tile of two blocks: 12 sums and 12 totals fill the registers
 constexpr int kTileBlocks = 2;
 constexpr int kRowsOfPair = kMaxRows;
-constexpr int kUnroll = 16;  // or the compiler keeps totals in memory
+constexpr int kUnroll = 16;  // with less the compiler keeps totals in memory
 constexpr int kLoraRows = 4;
 
 struct Ints { __m512i v; };
 struct Floats { __m512 v; };
 struct Bytes { __m512i v; };   // 16 x 4
-struct Biased { __m512i v; };  // 16 x 4, of value + 128
+struct Biased { __m512i v; };  // 16 x 4, value + 128
 
 inline Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Floats floats(float x) { return {_mm512_set1_ps(x)}; }
@@ -77,17 +76,17 @@ inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; 
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
-// The sum that products of biased bytes with values of this sum start from.
+// Initial sum that removes the bias from products with values that add up to `sum`.
 inline Ints start(int32_t sum) { return ints(-128 * sum); }
 inline Biased load_biased(const uint8_t* p) { return {load512(p)}; }
 inline Bytes load_bytes(const uint8_t* p) { return {load512(p)}; }
 inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
 inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm512_srli_epi16(x.v, 4)}); }
-// acc + the products of each four bytes with four values.
+// Return acc + the dot product of each four bytes with four values.
 inline Ints dot(Ints acc, Biased w, const int8_t* four) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, broadcast4(four))};
 }
-inline Ints dot(Ints acc, Bytes w, const int8_t* four) {  // bytes of 0 to 15
+inline Ints dot(Ints acc, Bytes w, const int8_t* four) {  // w in 0..15
   return {_mm512_dpbusd_epi32(acc.v, w.v, broadcast4(four))};
 }
 
@@ -108,12 +107,12 @@ inline Floats silu(Floats x) {
   const __m512 e = exp512(_mm512_sub_ps(_mm512_setzero_ps(), x.v));
   return {_mm512_div_ps(x.v, _mm512_add_ps(_mm512_set1_ps(1.0f), e))};
 }
-// Of 16 pairs of bf16, the first or the second of each.
+// Return the first (or second) bf16 of each of 16 pairs.
 inline Floats firsts(Bytes x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
 inline Floats seconds(Bytes x) {
   return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(int32_t(0xffff0000))))};
 }
-// p[0] and p[1] in turn.
+// Return lanes p[0], p[1], p[0], p[1], ...
 inline Floats alternate(const float* p) {
   double both;
   std::memcpy(&both, p, 8);

@@ -7,7 +7,7 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kMaxRows = 4;  // of a tile of one block: 16 sums, 4 weights and what they need
+constexpr int kMaxRows = 4;  // rows of a tile of one block: 16 sums and 4 weights in registers
 constexpr int kTileBlocks = 1;
 constexpr int kRowsOfPair = 2;
 constexpr int kUnroll = 4;
@@ -16,7 +16,7 @@ constexpr int kLoraRows = 1;
 struct Ints { int32x4_t v[4]; };
 struct Floats { float32x4_t v[4]; };
 struct Bytes { uint8x16_t v[4]; };   // 16 x 4
-struct Biased { int8x16_t v[4]; };   // 16 x 4, the bias taken off
+struct Biased { int8x16_t v[4]; };   // 16 x 4, without the bias
 
 inline Ints ints(int32_t x) {
   const int32x4_t v = vdupq_n_s32(x);
@@ -67,11 +67,11 @@ inline Ints dot(Ints acc, const Biased& w, const int8_t* four) {
   const int8x16_t a = broadcast4(four);
   return each<Ints>([&](int i) { return vdotq_s32(acc.v[i], w.v[i], a); });
 }
-inline Ints dot(Ints acc, const Bytes& w, const int8_t* four) {  // bytes of 0 to 15
+inline Ints dot(Ints acc, const Bytes& w, const int8_t* four) {  // w in 0..15
   const int8x16_t a = broadcast4(four);
   return each<Ints>([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), a); });
 }
-inline Ints dot_signed(Ints acc, const Bytes& v, const uint8_t* four) {  // four of 0 to 127
+inline Ints dot_signed(Ints acc, const Bytes& v, const uint8_t* four) {  // four in 0..127
   const int8x16_t a = broadcast4(four);
   return each<Ints>([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(v.v[i]), a); });
 }
@@ -86,7 +86,7 @@ inline Floats load_f16(const uint16_t* p) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
   });
 }
-// Of 16 pairs of bf16, the first or the second of each.
+// Return the first (or second) bf16 of each of 16 pairs.
 inline Floats firsts(const Bytes& x) {
   return each<Floats>([&](int i) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(x.v[i]), 16));
@@ -98,7 +98,7 @@ inline Floats seconds(const Bytes& x) {
         vandq_u32(vreinterpretq_u32_u8(x.v[i]), vdupq_n_u32(0xffff0000)));
   });
 }
-// p[0] and p[1] in turn.
+// Return lanes p[0], p[1], p[0], p[1], ...
 inline Floats alternate(const float* p) {
   const float32x2_t both = vld1_f32(p);
   const float32x4_t v = vcombine_f32(both, both);

@@ -8,10 +8,10 @@
 namespace tokenloom {
 namespace {
 
-constexpr int kManyUnits = 4;     // for each thread
-constexpr int kRowsTogether = 8;  // on their way into a product, while they are in the first cache
+constexpr int kManyUnits = 4;     // per thread
+constexpr int kRowsTogether = 8;  // quantised together while they are in L1
 
-// Buffers of a thread; a step never needs two of a kind at a time.
+// A thread's buffers; no two uses of one overlap.
 thread_local std::vector<float> floats;
 thread_local std::vector<float> deltas;
 thread_local std::vector<QueryRow> query_rows;
@@ -19,7 +19,7 @@ thread_local std::vector<float*> wholes;
 thread_local std::vector<uint16_t> gathered;
 thread_local std::vector<int32_t> block_ids;
 
-// Smaller pages: tokens one by one into the layout of the kernels.
+// Copy tokens from pages smaller than a block into the block layout (kKvBf16).
 void gather(const uint8_t* cache, const int32_t* pages, int first, int keys, int page_size,
             size_t stride, int dim, bool as_keys, uint16_t* out) {
   for (int t = 0; t < keys; ++t) {
@@ -72,7 +72,7 @@ void Worker::add_embedding(const LoraAdapter& adapter, int id, float* x) {
   }
 }
 
-// What the row's adapter changes of a linear map; null if nothing.
+// Return what the row's adapter changes of a linear map, or null if nothing.
 const LoraLinear* Worker::change_of(int row, int linear) const {
   const LoraAdapter* adapter = e.token_adapters[linear == kHeadLinear ? step.samples[row] : row];
   if (!adapter) return nullptr;
@@ -82,7 +82,7 @@ const LoraLinear* Worker::change_of(int row, int linear) const {
   return nullptr;
 }
 
-// The low-rank inputs of rows for the product that comes next; those of one adapter together.
+// Compute A x of rows for the next product, rows with the same adapter together.
 void Worker::shrink(const float* x, size_t stride, int k, Rows rows, int linear) {
   const size_t row_stride = kLoraParts * e.low_stride;
   for (int r = rows.begin, end; r < rows.end; r = end) {
@@ -100,7 +100,7 @@ void Worker::shrink(const float* x, size_t stride, int k, Rows rows, int linear)
   }
 }
 
-// `x` is the first of the rows.
+// Quantise rows for the map `next`, and compute A x with adapters. `x` points to rows.begin.
 void Worker::quantise(const float* x, size_t stride, const Weight& next, Rows rows, int linear) {
   const int k_pad = next.k_pad;
   for (int first = rows.begin; first < rows.end; first += kRowsTogether) {
@@ -187,8 +187,8 @@ void Worker::store_key_value(const Layer& layer, const Request& request, int pos
   for (int d = 0; d < head_dim; ++d) keys[d] = to_bf16(k[d]), values[d] = to_bf16(v[d]);
 }
 
-// The heads of a unit lie side by side in memory: one thread takes all of them where there are
-// units enough. It knows its next task while it works on one, and has its keys fetched.
+// The heads of a unit are contiguous in memory, so one thread takes all of them if there are enough
+// units. Taking the next task early lets a thread prefetch its keys.
 void Worker::attend(const Layer& layer) {
   const int kv_heads = e.shape.kv_heads, units = int(e.plan.units.size());
   const int tasks = units * kv_heads, grain = units >= kManyUnits * threads ? kv_heads : 1;
@@ -229,7 +229,7 @@ float* Worker::partial(int slot, int head) {
 void Worker::run_piece(const Layer& layer, const Work& work, const Work* following) {
   const Unit& unit = *work.unit;
   const int group = e.shape.heads / e.shape.kv_heads, size = e.dim + 2;
-  const bool merge = unit.piece < 0 && work.piece > 0;  // a span adds to what earlier pieces gave
+  const bool merge = unit.piece < 0 && work.piece > 0;  // a span merges into its earlier pieces
   query_rows.clear();
   wholes.clear();
   floats.resize(size_t(unit.count) * group * size);
@@ -246,7 +246,7 @@ void Worker::run_piece(const Layer& layer, const Work& work, const Work* followi
   }
   const KeyBlocks blocks = key_blocks(layer, work);
   KeyBlocks next{};
-  const bool ahead = following && e.shape.page_size == kPage;  // no list of blocks is to be made
+  const bool ahead = following && e.shape.page_size == kPage;  // else block_ids is in use
   if (ahead) next = key_blocks(layer, *following);
   e.attention->piece(query_rows.data(), int(query_rows.size()), blocks, ahead ? &next : nullptr,
                      e.dim);
@@ -265,7 +265,7 @@ KeyBlocks Worker::key_blocks(const Layer& layer, const Work& work) {
   const uint8_t* v = layer.v_cache + work.kv_head * head;
   if (page_size == kPage) return {k, v, pages + first / kPage, stride, count};
   block_ids.resize(count);
-  if (page_size > kPage) {  // count in blocks of 16 tokens, of which a page of a head has several
+  if (page_size > kPage) {  // number the blocks: a page of a head has several
     const size_t per_page = page_size / kPage;
     for (int b = 0; b < count; ++b) {
       const int at = first / kPage + b;
@@ -273,7 +273,7 @@ KeyBlocks Worker::key_blocks(const Layer& layer, const Work& work) {
     }
     return {k, v, block_ids.data(), kv_block_bytes(e.shape.kv_kind, e.dim), count};
   }
-  const size_t block = size_t(kPage) * e.dim;  // values
+  const size_t block = size_t(kPage) * e.dim;  // elements
   gathered.resize(2 * count * block);
   gather(k, pages, first, keys, page_size, stride, e.dim, true, gathered.data());
   gather(v, pages, first, keys, page_size, stride, e.dim, false, gathered.data() + count * block);

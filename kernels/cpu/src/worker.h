@@ -1,11 +1,11 @@
-// What one thread does while a step runs. Every method is called by all threads and works on this
-// thread's share; `done` stands between a method and those that read its results.
+// One thread's work in a step. All threads call every method, each for its share; call `done` before
+// reading what another thread computed.
 #pragma once
 #include "engine.h"
 
 namespace tokenloom {
 
-// A piece of a unit for one kv head.
+// One piece of a unit, for one kv head.
 struct Work {
   const Unit* unit;
   int piece, kv_head;
@@ -15,21 +15,21 @@ struct Worker {
   Engine& e;
   const Step& step;
   int tid, threads;
-  double since = 0.0;  // when the last phase was done, if phases are counted
+  double since = 0.0;  // end of the last phase, when profiling
   double lost = 0.0;   // seconds spent waiting for other threads
 
-  // All threads have done their share of `phase`.
+  // Wait until all threads have done their share of `phase`.
   void done(Phase phase);
 
   void embed();
-  // Rows on their way into the map `next`; `linear` is its place in an adapter, or kHeadLinear.
+  // Normalise and quantise rows for the map `next`; `linear` is its index in an adapter.
   void norm_and_quantise(const float* x, const float* weight, const Weight& next, int rows,
                          int linear);
   void quantise_rows(const float* x, size_t stride, const Weight& next, int rows, int linear);
   void gemm(const Weight& w, int rows, Output out);
-  void rotate_and_store(const Layer& layer);  // queries as attention takes them, keys and values to pages
+  void rotate_and_store(const Layer& layer);  // fills queries and the KV pages
   void attend(const Layer& layer);
-  void merge_and_quantise(const Weight& o, int linear);  // pieces of each head in order, then divided
+  void merge_and_quantise(const Weight& o, int linear);  // merges pieces in order, divides by the sum
   void gather_samples();
 
  private:

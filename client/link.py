@@ -59,7 +59,7 @@ class Exchange:
         self._link.forget(self._key)
 
     def abort(self) -> None:
-        """Send Abort unless the last message has arrived."""
+        """Forget the exchange; send Abort unless its last message has arrived."""
         if self._link.forget(self._key) and not self._link.closed:
             self._link.send(Abort(self._key))
 
@@ -112,6 +112,7 @@ class Link:
         return exchange
 
     def send(self, message: FromClient) -> None:
+        """Raises RequestRefused if the message cannot be encoded (400) or is too large (413)."""
         try:
             payload = codec.encode(message)
         except (UnicodeEncodeError, OverflowError) as error:

@@ -96,6 +96,7 @@ class _Stream:
         self._cached_tokens = 0
 
     def take(self, row: TokenIDOut) -> StrOut:
+        """Decode a row up to the first stop string; drop the ids after it."""
         self._cached_tokens = max(self._cached_tokens, row.cached_tokens)
         parts: list[str] = []
         for count, token_id in enumerate(row.token_ids, start=1):

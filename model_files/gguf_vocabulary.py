@@ -59,7 +59,7 @@ def gguf_tokenizer_size(meta: Metadata) -> int:
 
 
 def gguf_special_tokens(meta: Metadata) -> dict[str, str]:
-    """Return role -> token for the template roles whose id is a valid token id."""
+    """Return role -> token for the roles with a valid token id. Raises ModelError."""
     tokens = _tokens(meta)
     ids = {role: integer(meta, f"tokenizer.ggml.{key}_token_id") for role, key in _ROLES.items()}
     return {role: tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
@@ -111,9 +111,9 @@ def _listed_merges(meta: Metadata, known: set[str]) -> list[tuple[str, str]]:
 def _with_markers(vocabulary: Vocabulary, template_texts: list[str]) -> Vocabulary:
     """Correct the types of template markers that the file types as ordinary text.
 
-    Some converters write such files, and the markers would be split into letters. A token that no
-    merge produces cannot be ordinary text. One with a name in ENDS_BY_NAME becomes control, as in
-    llama.cpp.
+    Some converters write such files, and the markers would be split into letters. A NORMAL token
+    that a merge produces is text and keeps its type. Other markers that end answers by name become
+    control, as in llama.cpp; those in the template become control or user-defined by their shape.
     """
     made = {left + right for left, right in vocabulary.merges}
     types, mistyped = list(vocabulary.types), []

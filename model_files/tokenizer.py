@@ -122,7 +122,10 @@ def token_id(path: str, text: str) -> int | None:
 
 @names_the_file
 def read_special_tokens(path: str) -> dict[str, str]:
-    """Return role -> token for the SPECIAL_ROLES that the files define. Raises ModelError."""
+    """Return role -> token for the SPECIAL_ROLES that the files define. Raises ModelError.
+
+    tokenizer_config.json takes precedence over special_tokens_map.json.
+    """
     if path.endswith(".gguf"):
         return gguf_special_tokens(metadata(open_gguf(path)))
     found: dict[str, str] = {}

@@ -43,6 +43,8 @@ def test_wheel_installs_nothing_outside_the_package(tmp_path: Path) -> None:
         if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
+    for source in (tree / "kernels/cpu/src").glob("*.cpp"):
+        source.write_text("")  # what is in a wheel does not depend on it, and it compiles at once
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),

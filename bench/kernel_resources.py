@@ -1,8 +1,9 @@
 """What the Triton kernels need on a device: `python -m tokenloom.bench.kernel_resources`.
 
 Compiles every specialisation that the modules of kernels/cuda list, without a device, and reads
-registers, spills and shared memory from the machine code. Exits 1 if one spills or asks for more
-shared memory than a block can have. Pointers are taken to be divisible by 16, as in most launches.
+registers, spills, shared memory and how deep its loops are pipelined. Exits 1 if one spills, asks
+for more shared memory than a block can have, or should be pipelined and is not. Pointers are taken
+to be divisible by 16, as in most launches.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from ..kernels.cuda.specialisation import Specialisation
 # Bytes that a block can have, by compute capability (CUDA programming guide, "Compute
 # Capabilities"): of the memory of a multiprocessor 1 KiB is the system's.
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}
+SYSTEM_SHARED = 1 << 10  # of every block, beside what the kernel asks for
+REGISTERS = 65536  # of a multiprocessor, given to warps in units of 256
+MAX_WARPS, MAX_BLOCKS = 64, 32  # of a multiprocessor
 FIRST_WITH_FP8 = 89  # earlier ones cannot convert to it, or only with later releases of triton
 PROCESSES = 2
 
@@ -39,6 +43,21 @@ class Resources:
     registers: int  # of a thread
     spilled: int  # bytes of a thread's stack: nothing but spills lies there
     shared: int  # bytes of a block
+    num_warps: int = 4
+    buffers: int = 0  # tiles kept of each operand that a loop copies asynchronously; 0: no such
+    in_flight: int = 0  # copies that may still run when an iteration begins to compute
+    pipelined: bool = False  # it must keep 2 or more buffers, and copies in flight
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks run side by side on a multiprocessor."""
+        of_a_warp = -(-self.registers * 32 // 256) * 256
+        return min(
+            MAX_BLOCKS,
+            MAX_WARPS // self.num_warps,
+            REGISTERS // (of_a_warp * self.num_warps),
+            (SHARED_LIMIT[self.arch] + SYSTEM_SHARED) // (self.shared + SYSTEM_SHARED),
+        )
 
     def fault(self) -> str | None:
         if self.spilled:
@@ -46,6 +65,11 @@ class Resources:
         if self.shared > SHARED_LIMIT[self.arch]:
             limit = SHARED_LIMIT[self.arch]
             return f"{self.kernel} needs {self.shared} of {limit} bytes shared on sm_{self.arch}"
+        if self.pipelined and (self.buffers < 2 or not self.in_flight):
+            return (
+                f"{self.kernel} is not pipelined on sm_{self.arch}: {self.buffers} buffers, "
+                f"{self.in_flight} copies in flight"
+            )
         return None
 
 
@@ -81,7 +105,52 @@ def measure(arch: int, name: str) -> Resources:
     options = {"num_warps": wanted.num_warps, "num_stages": wanted.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     # All shared memory is asked for at the launch; what cuobjdump counts is the system's 1 KiB.
-    return Resources(name, arch, *_usage(compiled.asm["cubin"]), compiled.metadata.shared)
+    registers, spilled = _usage(compiled.asm["cubin"])
+    buffers, in_flight = pipelining(compiled.asm["ttgir"])
+    return Resources(
+        name,
+        arch,
+        registers,
+        spilled,
+        compiled.metadata.shared,
+        wanted.num_warps,
+        buffers,
+        in_flight,
+        wanted.pipelined,
+    )
+
+
+def pipelining(ttgir: str) -> tuple[int, int]:
+    """Return the fewest buffers of an operand, and the fewest copies in flight at a loop's wait.
+
+    Reads Triton's own intermediate text: buffers of asynchronous copies are allocated empty, with
+    their number as the first dimension, and the wait in an innermost loop says how many groups of
+    copies it leaves running. Both are 0 where no loop copies asynchronously.
+    """
+    buffers = re.findall(r"ttg\.local_alloc\s*:\s*\(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", ttgir)
+    waits = [
+        int(left)
+        for body in _innermost_loops(ttgir)
+        for left in re.findall(r"ttg\.async_wait.*num = (\d+)", body)
+    ]
+    return min(map(int, buffers), default=0), min(waits, default=0)
+
+
+def _innermost_loops(ttgir: str) -> list[str]:
+    """Bodies of the loops that hold no other loop. A loop ends with a brace of its own indent."""
+    found: list[str] = []
+    open_loops: list[tuple[str, list[str] | None]] = []  # no body: a loop that holds others
+    for line in ttgir.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        if "scf.for " in line:
+            open_loops = [(outer, None) for outer, _ in open_loops] + [(indent, [])]
+        elif open_loops and line.startswith(open_loops[-1][0] + "}"):
+            _, body = open_loops.pop()
+            if body is not None:
+                found.append("\n".join(body))
+        elif open_loops and (body := open_loops[-1][1]) is not None:
+            body.append(line)
+    return found
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
@@ -109,6 +178,16 @@ def measure_all(archs: list[int]) -> list[Resources]:
         return list(pool.map(measure, *zip(*work, strict=True)))
 
 
+_COLUMNS: dict[str, Callable[[Resources], str]] = {
+    "registers": lambda one: str(one.registers),
+    "spilled bytes": lambda one: str(one.spilled),
+    "shared KiB": lambda one: f"{one.shared / 1024:.1f}",
+    "blocks": lambda one: str(one.blocks),
+    "buffers": lambda one: str(one.buffers),
+    "in flight": lambda one: str(one.in_flight),
+}
+
+
 def table(measured: list[Resources]) -> str:
     """A row a kernel; where architectures differ, their numbers in the order of the heading."""
     by_kernel: dict[str, dict[int, Resources]] = {}
@@ -116,13 +195,11 @@ def table(measured: list[Resources]) -> str:
         by_kernel.setdefault(one.kernel, {})[one.arch] = one
     archs = list(dict.fromkeys(one.arch for one in measured))
     heading = f"kernel, on {' / '.join(f'sm_{arch}' for arch in archs)}"
-    rows = [(heading, "registers", "spilled bytes", "shared KiB"), ("---",) * 4]
+    rows = [(heading, *_COLUMNS), ("---",) * (1 + len(_COLUMNS))]
     for kernel, by_arch in by_kernel.items():
         ones = [by_arch.get(arch) for arch in archs]
-        registers = _cell(str(one.registers) if one else "-" for one in ones)
-        spilled = _cell(str(one.spilled) if one else "-" for one in ones)
-        shared = _cell(f"{one.shared / 1024:.1f}" if one else "-" for one in ones)
-        rows.append((kernel, registers, spilled, shared))
+        cells = (_cell(show(one) if one else "-" for one in ones) for show in _COLUMNS.values())
+        rows.append((kernel, *cells))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 

@@ -106,18 +106,24 @@ def _attend_splits(
         top = tl.full([BLOCK_M], -float("inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for start in range(split * split_tokens, end, BLOCK_N):
+        begin = split * split_tokens
+        positions = begin + tl.arange(0, BLOCK_N)
+        slots = load_slots(table_row, positions, positions < end, PAGE_SIZE)
+        for start in range(begin, end, BLOCK_N):
             positions = start + tl.arange(0, BLOCK_N)
             live = positions < end
-            slots = load_slots(table_row, positions, live, PAGE_SIZE)
             key = load_tile(keys, slots, live, K_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
+            value = load_tile(values, slots, live, V_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
+            # The next tile's slots are loaded one tile early: an address that this iteration loads
+            # would keep the compiler from fetching the tiles of later iterations ahead of time.
+            ahead = positions + BLOCK_N
+            slots = load_slots(table_row, ahead, ahead < end, PAGE_SIZE)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
             scores = tl.where(live[None, :], scores, -float("inf"))
             new_top = tl.maximum(top, tl.max(scores, 1) * score_scale)
             weights = tl.exp2(scores * score_scale - new_top[:, None])
             shrink = tl.exp2(top - new_top)
             total = total * shrink + tl.sum(weights, 1)
-            value = load_tile(values, slots, live, V_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
             acc = acc * shrink[:, None]
             acc = tl.dot(weights.to(OPERAND), value, acc, input_precision="ieee")
             top = new_top
@@ -236,6 +242,7 @@ def _launches(
         "BLOCK_N": block_tokens(head_dim, k_cache.element_size()),
         "BLOCK_D": triton.next_power_of_2(head_dim),
     }
+    operand = operand_type(q.dtype, k_cache.dtype, INTERPRETED)
     programs = max(PROGRAMS_OF_A_STEP // max(batch * kv_heads, 1), 8)
     attend = Launch(
         _attend_splits,
@@ -258,10 +265,11 @@ def _launches(
             "GROUP": heads // kv_heads,
             "PAGE_SIZE": page_size,
             "BLOCK_M": max(triton.next_power_of_2(heads // kv_heads), 16),
-            "OPERAND": operand_type(q.dtype, k_cache.dtype, INTERPRETED),
+            "OPERAND": operand,
         },
-        num_warps=4,
+        num_warps=8 if operand == tl.float32 else 4,  # with 4 the float32 products spill
         num_stages=3,
+        pipelined=True,
     )
     merge = Launch(
         _merge_splits,

@@ -73,11 +73,16 @@ def _attend_blocks(
     Without MASKED every row sees all of them and they are whole blocks.
     """
     acc, total, top = state
+    positions = first + tl.arange(0, BLOCK_N)
+    slots = load_slots(table_row, positions, positions < end, PAGE_SIZE)
     for start in range(first, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         live = positions < end if MASKED else tl.full([BLOCK_N], True, tl.int1)
-        slots = load_slots(table_row, positions, live, PAGE_SIZE)
         key = load_tile(keys, slots, live, K_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
+        value = load_tile(values, slots, live, V_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
+        # The next tile's slots are loaded one tile early, as in decode_attention.
+        ahead = positions + BLOCK_N
+        slots = load_slots(table_row, ahead, ahead < end, PAGE_SIZE)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
             scores = tl.where(positions[None, :] <= last_seen[:, None], scores, -float("inf"))
@@ -85,7 +90,6 @@ def _attend_blocks(
         weights = tl.exp2(scores * score_scale - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
-        value = load_tile(values, slots, live, V_STRIDE, HEAD_DIM, BLOCK_D, OPERAND)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(OPERAND), value, acc, input_precision="ieee")
         top = new_top
@@ -212,7 +216,7 @@ def extend_attention(
 def _tiles(head_dim: int, operand: tl.dtype, cache_item_bytes: int) -> tuple[int, int, int, int]:
     """Rows, tokens of the cache, warps and stages that spill on neither sm_80 nor sm_90."""
     if operand == tl.float32:
-        return 16, 16, 4, 2
+        return 16, 16, 4, 3
     if head_dim <= 128:
         return 128, 64, 8, 3
     return 64, 16 * cache_item_bytes, 8, 3
@@ -270,6 +274,7 @@ def _launch(
         },
         num_warps,
         num_stages,
+        pipelined=True,
     )
 
 

@@ -28,6 +28,7 @@ class Specialisation:
     constants: dict[str, object]
     num_warps: int
     num_stages: int
+    pipelined: bool = False  # its loops must fetch tiles of later iterations ahead of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Launch:
     constants: dict[str, object]
     num_warps: int
     num_stages: int
+    pipelined: bool = False
 
     def run(self) -> None:
         self.kernel[self.grid](
@@ -54,7 +56,13 @@ class Launch:
         signature = {argument: _type(value) for argument, value in self.arguments.items()}
         signature |= dict.fromkeys(self.constants, "constexpr")
         return Specialisation(
-            name, self.kernel, signature, self.constants, self.num_warps, self.num_stages
+            name,
+            self.kernel,
+            signature,
+            self.constants,
+            self.num_warps,
+            self.num_stages,
+            self.pipelined,
         )
 
 

@@ -1,4 +1,6 @@
-"""Every Triton kernel compiles for both architectures, without spills, and stands in the docs.
+"""Every Triton kernel compiles for both architectures without spills, and stands in the docs.
+
+Kernels that are marked as pipelined must copy later tiles while they compute.
 
 The compiling runs in a process of its own: in this one kernels are interpreted.
 """
@@ -46,6 +48,16 @@ GOOD = Resources("k", 80, 255, 0, 163 << 10)
         (Resources("k", 80, 32, 0, (163 << 10) + 1), "k needs 166913 of 166912 bytes shared"),
         (Resources("k", 90, 32, 0, 227 << 10), None),
         (Resources("k", 90, 32, 0, (227 << 10) + 1), "on sm_90"),
+        (Resources("k", 90, 32, 0, 0, buffers=2, in_flight=2, pipelined=True), None),
+        (Resources("k", 90, 32, 0, 0, buffers=1, in_flight=0), None),
+        (
+            Resources("k", 90, 32, 0, 0, buffers=1, in_flight=1, pipelined=True),
+            "k is not pipelined on sm_90: 1 buffers, 1 copies in flight",
+        ),
+        (
+            Resources("k", 90, 32, 0, 0, buffers=2, in_flight=0, pipelined=True),
+            "k is not pipelined on sm_90: 2 buffers, 0 copies in flight",
+        ),
     ],
 )
 def test_a_fault_is_the_exit_status(
@@ -63,7 +75,43 @@ def test_a_fault_is_the_exit_status(
 
 def test_the_table_of_a_page_is_exchanged() -> None:
     old, new = table([GOOD]), table([GOOD, Resources("k", 90, 40, 0, 163 << 10)])
-    assert "| k | 255 / 40 | 0 | 163.0 |" in new
+    assert "| k | 255 / 40 | 0 | 163.0 | 1 | 0 | 0 |" in new
     assert written_into(f"above\n\n{old}\nbelow\n", new) == f"above\n\n{new}\nbelow\n"
     with pytest.raises(ValueError, match="2 tables"):
         written_into(f"{old}\n{old}", new)
+
+
+@pytest.mark.parametrize(
+    ("one", "blocks"),
+    [
+        (Resources("k", 80, 32, 0, 0), 16),  # 64 warps
+        (Resources("k", 80, 16, 0, 0, num_warps=1), 32),
+        (Resources("k", 80, 162, 0, 0), 3),  # 168 registers of a thread are taken
+        (Resources("k", 80, 40, 0, 70 << 10), 2),
+        (Resources("k", 90, 40, 0, 70 << 10), 3),
+    ],
+)
+def test_how_many_blocks_share_a_multiprocessor(one: Resources, blocks: int) -> None:
+    assert one.blocks == blocks
+
+
+LOOPS = """
+  scf.for %split = %first to %last step %1 : i32 {
+    %k = ttg.local_alloc : () -> !ttg.memdesc<3x64x128xbf16, #shared, #smem, mutable>
+    %v = ttg.local_alloc : () -> !ttg.memdesc<2x64x128xbf16, #shared, #smem, mutable>
+    %q = ttg.local_alloc %query : (tensor<16x64xbf16>) -> !ttg.memdesc<16x64xbf16, #shared>
+    %acc:2 = scf.for %start = %begin to %end step %64 iter_args(%a = %b) -> (i32) : i32 {
+      %t = ttg.async_wait %x, %y {num = 2 : i32}
+      scf.yield %a : i32
+    }
+    %done = ttg.async_wait {num = 0 : i32}
+    %d = tt.load %p
+  }
+"""
+
+
+def test_pipelining_is_read_from_the_innermost_loops() -> None:
+    assert kernel_resources.pipelining(LOOPS) == (2, 2)
+    waits_at_once = LOOPS.replace("num = 2", "num = 0")
+    assert kernel_resources.pipelining(LOOPS + waits_at_once) == (2, 0)
+    assert kernel_resources.pipelining("tt.func { tt.return }") == (0, 0)

@@ -49,7 +49,7 @@ _Question = Ping | FlushCache | LoadLoRA | UnloadLoRA | ListLoRAs
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts in seconds; None waits forever.
+    """Timeouts in seconds; `answer` and `idle` may be None to wait forever.
 
     `connect`: wait for a connection, also after losing one; then ServerGone. `answer`: from sending
     a request to its first message (the whole answer in `complete`), queueing included. `idle`:

@@ -46,7 +46,7 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 message = await self._came.get()
         except TimeoutError:
-            raise RequestTimeout(f"the server said nothing for {seconds} s") from None
+            raise RequestTimeout(f"the server sent nothing for {seconds} s") from None
         if isinstance(message, ClientError):
             raise message
         if isinstance(message, Failed):

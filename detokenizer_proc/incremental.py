@@ -98,7 +98,7 @@ class IncrementalDecoder:
         return delta
 
     def _give_up_on_old(self) -> str:
-        """Deliver what the last _UNFINISHED pending ids do not need, and keep only those."""
+        """Drop all but the last _UNFINISHED pending ids; return the text that becomes final."""
         if len(self._pending) <= _UNFINISHED:
             return ""
         unsent = self._text[self._sent :]

@@ -48,7 +48,7 @@ def device_attention(
     if k_cache.shape != v_cache.shape or q.shape[-1] != k_cache.shape[-1]:
         raise ValueError(f"q {tuple(q.shape)} and cache {tuple(k_cache.shape)} do not fit")
     if q.shape[1] % k_cache.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads do not share {k_cache.shape[1]} KV heads")
+        raise ValueError(f"{q.shape[1]} query heads: no multiple of {k_cache.shape[1]} KV heads")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decodes = plan.num_decodes
     if decodes:

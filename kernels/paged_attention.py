@@ -47,7 +47,7 @@ def _check(
     if k_cache.shape != v_cache.shape or q.shape[-1] != k_cache.shape[-1]:
         raise ValueError(f"q {tuple(q.shape)} and cache {tuple(k_cache.shape)} do not fit")
     if q.shape[1] % k_cache.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads do not share {k_cache.shape[1]} KV heads")
+        raise ValueError(f"{q.shape[1]} query heads: no multiple of {k_cache.shape[1]} KV heads")
     if len(request_slots) != len(extend_lens) or sum(extend_lens) != q.shape[0]:
         raise ValueError(f"lengths {extend_lens} do not cover {q.shape[0]} tokens")
     for slots, length in zip(request_slots, extend_lens, strict=True):

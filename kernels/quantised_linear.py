@@ -155,7 +155,7 @@ def quantised_linear(
 ) -> torch.Tensor:
     """Multiply x [T, k] float32 -> [T, n] on one thread; adds to `out` if given.
 
-    `silu_mul`: the weight alternates gate and up blocks; returns silu(gate) * up, [T, n / 2].
+    `silu_mul`: gate and up blocks alternate; stores silu(gate) * up [T, n / 2], also into `out`.
     Raises ValueError if x is not float32 [T, k].
     """
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.k:

@@ -74,7 +74,7 @@ def _gguf_config(reader: GGUFReader) -> dict[str, Any]:
     left = sorted(keys.keys() - _GGUF_HARMLESS)
     if left:
         names = ", ".join(prefix + key for key in left)
-        raise ModelError(f"the GGUF file asks for what is not supported: {names}")
+        raise ModelError(f"these keys of the GGUF file are not supported: {names}")
     return config
 
 

@@ -36,7 +36,7 @@ class _Reader(GGUFReader):
         override_order: Literal["I", "S", "<"] | None = None,
     ) -> npt.NDArray[Any]:
         if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
-            raise ModelError(f"it is cut short: its header goes on behind byte {len(self.data)}")
+            raise ModelError(f"it is cut short: the header ends after byte {len(self.data)}")
         found: npt.NDArray[Any] = super()._get(offset, dtype, count, override_order)
         return found
 
@@ -56,7 +56,7 @@ class _Reader(GGUFReader):
             return ends[-1] - orig_offs, strings, list(range(count)), kinds
         scalar = self.gguf_scalar_to_np.get(GGUFValueType(item))
         if scalar is None:
-            raise ValueError(f"an array of type {item} is not understood")
+            raise ValueError(f"an array has the unknown type {item}")
         values = np.frombuffer(view, dtype=scalar, count=count, offset=start)
         return 12 + values.nbytes, [values], [0], kinds
 

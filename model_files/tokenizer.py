@@ -198,5 +198,5 @@ def _add_declared_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
         if tokenizer.token_to_id(fields.content) != token_id:
             raise ModelError(
                 f"tokenizer_config.json gives {fields.content!r} the id {token_id}, "
-                f"but tokenizer.json leads to {tokenizer.token_to_id(fields.content)}"
+                f"but with tokenizer.json it gets {tokenizer.token_to_id(fields.content)}"
             )

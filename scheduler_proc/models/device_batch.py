@@ -187,5 +187,5 @@ class DeviceLoRA:
             lora_expand(lora_shrink_ids(input_ids, linear, self.segments), linear, self.segments, y)
 
     def sampled(self, wanted: torch.Tensor) -> "DeviceLoRA":
-        """Return the same for the sampled tokens; `wanted` must be the step's logit_indices."""
+        """Return the adapters over sampled tokens; `wanted` must be the step's logit_indices."""
         return DeviceLoRA(self.linears, self.of_samples, self.of_samples)

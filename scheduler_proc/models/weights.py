@@ -118,11 +118,11 @@ def _open(path: Path) -> safe_open:
 def _read_index(path: Path) -> dict[str, str]:
     listed = read_json_object(path).get("weight_map")
     if not isinstance(listed, dict):
-        raise ModelError(f"{path} has no weight_map: it is no index of safetensors files")
+        raise ModelError(f"{path} has no weight_map: it is not an index of safetensors files")
     for name, file in listed.items():
         if not isinstance(file, str) or Path(file).name != file:
             raise ModelError(
-                f"{path}: weight_map says that {name} is in {file!r}, no file beside it"
+                f"{path}: weight_map says that {name} is in {file!r}, not a file beside it"
             )
     return listed
 

@@ -5,7 +5,7 @@ from ..wire.config import FrontConfig
 
 
 def main(config: FrontConfig, life: ChildLife) -> int:
-    from .server import run  # heavy: after the watch on the launcher is on
+    from .server import run  # heavy import, after the watch on the launcher has started
 
     return run(config, life)
 

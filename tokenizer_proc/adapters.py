@@ -1,7 +1,7 @@
-"""Adapters: loads and unloads LoRA adapters for clients, and keeps them for requests.
+"""Adapters: load and unload LoRA adapters for clients, and hold them for requests.
 
-Owned by the Front, spoken to by all doors. The registry decides; this object asks the scheduler,
-waits for its answers in bounds, and checks the names and paths that clients give.
+Owned by the Front, called by all doors. The registry decides; this object sends its messages to the
+scheduler, waits for the answers with timeouts, and checks names and paths from clients.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterError(ValueError):
-    """An adapter of --lora that cannot be served; the message says which and why."""
+    """An adapter of --lora cannot be served; the message says which and why."""
 
 
 class Adapters:
@@ -42,7 +42,7 @@ class Adapters:
         require_ready: Callable[[], object],
     ) -> None:
         """`require_ready` raises Refused while clients cannot be served."""
-        self.complete = not config.lora  # all of --lora are loaded
+        self.complete = not config.lora  # every adapter of --lora is loaded
         self.registry = LoRARegistry(config.max_loaded_loras)
         self._model_name = model_name
         self._send = send
@@ -55,7 +55,7 @@ class Adapters:
         self._waiting = 0
 
     async def load_first(self) -> None:
-        """The adapters of --lora, in their order. Raises AdapterError."""
+        """Load the adapters of --lora in order. Raises AdapterError."""
         for (name, _, pinned), path in zip(self._first, self._own, strict=True):
             try:
                 self._check_name(name)
@@ -67,10 +67,10 @@ class Adapters:
         self.complete = True
 
     async def load(self, name: str, path: str, *, pinned: bool) -> None:
-        """Returns when requests for `name` get this adapter.
+        """Load an adapter; return when requests for `name` get it.
 
-        Raises InvalidRequest or Refused, and then `name` means what it did before. A caller that no
-        longer waits ends nothing: the load goes on.
+        Raises InvalidRequest or Refused, and `name` then keeps its meaning. If the caller is
+        cancelled, the load goes on.
         """
         self._require_ready()
         self._check_name(name)
@@ -80,15 +80,15 @@ class Adapters:
         await self._ready(ref, LORA_LOAD_SECONDS)
 
     def unload(self, name: str) -> None:
-        """The name goes at once, its requests end on the weights that they began with."""
+        """Remove the name at once; its running requests finish on the weights they started with."""
         self._require_ready()
         self._tell(self.registry.unload(name))
         log.info("adapter %s is unloaded", name)
 
     def named(self, model: str | None) -> str | None:
-        """The adapter that OpenAI's `model` field asks for; None: the base model.
+        """Return the adapter that OpenAI's `model` field names; None: the base model.
 
-        `adapter` and `base:adapter` mean the same. Raises NoSuchAdapter.
+        `adapter` and `base:adapter` are equivalent. Raises NoSuchAdapter.
         """
         if model is None or model == self._model_name:
             return None
@@ -100,9 +100,9 @@ class Adapters:
 
     @asynccontextmanager
     async def using(self, names: Sequence[str | None]) -> AsyncIterator[list[int]]:
-        """The lora_ids to submit with inside this block; None stands for the base model.
+        """Yield the lora_ids to submit with inside this block; None names the base model.
 
-        Waits until all are loaded. Raises NoSuchAdapter, or Refused when there is no room now.
+        Waits until all are loaded. Raises NoSuchAdapter, or Refused when there is no room.
         """
         self._require_ready()
         for name in names:
@@ -119,7 +119,7 @@ class Adapters:
                     self._tell(self.registry.unhold(lora_id))
 
     def take(self, answer: LoRALoaded | LoRAUnloaded) -> bool:
-        """What the scheduler says; False, and nothing happens, if it was not asked for that."""
+        """Process an answer of the scheduler; return False for one that was not asked for."""
         state = self.registry.state(answer.lora_id)
         if isinstance(answer, LoRAUnloaded):
             if state is not LoadState.DRAINING:
@@ -138,7 +138,7 @@ class Adapters:
         return True
 
     def end_all(self, finish: Finish) -> None:
-        """The scheduler has ended and answers no more."""
+        """Fail all pending loads with `finish`: the scheduler has ended."""
         for lora_id in list(self._coming):
             self._answer(LoRALoaded(lora_id, False, finish.message, finish.status))
 
@@ -159,14 +159,14 @@ class Adapters:
         self._waiting += 1
         try:
             await self._ready(ref, LORA_LOAD_SECONDS)
-        except Refused as refused:  # the request itself is right
+        except Refused as refused:  # not the request's fault, hence 503
             text = f"the adapter {ref.name!r} could not be loaded again: {refused.message}"
             raise Refused(503, text) from refused
         finally:
             self._waiting -= 1
 
     async def _ready(self, ref: LoRARef, seconds: float | None) -> None:
-        """Wait for the scheduler's answer. Raises Refused."""
+        """Wait for the scheduler's answer to a load. Raises Refused."""
         try:
             async with asyncio.timeout(seconds):
                 answer = await asyncio.shield(self._coming[ref.lora_id])
@@ -178,11 +178,11 @@ class Adapters:
             raise Refused(status, answer.message.replace(ref.path, self.shown(ref.path)))
 
     def paths(self) -> dict[str, str]:
-        """The path of each adapter, as clients may see it."""
+        """Return the path of each adapter in the form that clients may see."""
         return {name: self.shown(path) for name, path in self.registry.paths().items()}
 
     def shown(self, path: str) -> str:
-        """`path` relative to the root that it lies in; of one that --lora named, its last part."""
+        """Return `path` relative to its --lora-root; for an adapter of --lora, its last part."""
         for root in self._roots:
             if os.path.commonpath([path, root]) == root:
                 return os.path.relpath(path, root)
@@ -196,7 +196,7 @@ class Adapters:
             self._send(word)
 
     def _answer(self, answer: LoRALoaded) -> None:
-        """To all who wait for it; it may be nobody."""
+        """Resolve the pending load, if there is one."""
         coming = self._coming.pop(answer.lora_id, None)
         if coming is not None:  # else `end_all` has answered already
             coming.set_result(answer)
@@ -211,14 +211,14 @@ class Adapters:
 
 
 def _absolute(path: str) -> str:
-    """Of a flag; a shell leaves the ~ of NAME=~/x alone."""
+    """Resolve a path from a flag, ~ included: a shell does not expand it in NAME=~/x."""
     return os.path.realpath(os.path.expanduser(path))
 
 
 def _find(path: str, roots: list[str], own: list[str]) -> str:
-    """The directory that a client means: absolute, or below a root; links resolved, then checked.
+    """Resolve a client's path, absolute or below a root, and check where it lies.
 
-    What lies outside is refused alike whether it exists or not.
+    A path outside is refused with the same error whether it exists or not.
     """
     if not path or "\0" in path or len(path) > MAX_PATH_CHARS:
         raise InvalidRequest(

@@ -1,8 +1,8 @@
 """Chat messages to token ids, through the model's own chat template.
 
-Called by the front with messages that the doors have bounded in size. Every message reaches the
-prompt or the call is refused, and nothing that a client writes can spell a special token: see
-`checked_template` and `content_guard`.
+Called by the front with messages whose size the doors have bounded. Every message reaches the
+prompt or the call is refused, and no message can inject a special token: see `checked_template` and
+`content_guard`.
 """
 
 from tokenizers import Tokenizer
@@ -20,18 +20,18 @@ class ChatRenderer:
     def __init__(
         self, tokenizer: Tokenizer, template: str | None, special_tokens: dict[str, str]
     ) -> None:
-        """`special_tokens`: role -> token, as variables of the template. Raises ModelError."""
+        """Take `special_tokens` (role -> token) as template variables. Raises ModelError."""
         self._tokenizer = tokenizer
         self._guard = ContentGuard(tokenizer)
         self._fixed = (template or "", *special_tokens.values())
         self._template: CheckedTemplate | None = None
         if template is not None:
             self._template = CheckedTemplate(ChatTemplate(template, special_tokens))
-        # What a model writes in its own turn and its template takes apart again, such as <think>.
+        # Markers such as <think> that a model writes and its template parses in assistant messages.
         self._own_marks = {t for t in self._guard.plain_literals() if t in self._fixed[0]}
 
     def encode(self, messages: list[ChatMessage]) -> list[int]:
-        """Ids of the conversation and of the opening of the assistant's answer.
+        """Encode a conversation up to the opening of the assistant's answer.
 
         The template alone decides on BOS. Raises InvalidRequest for "messages".
         """
@@ -62,7 +62,7 @@ class ChatRenderer:
     def _covered(self, message: ChatMessage, cover: Cover) -> dict[str, str]:
         allowed = self._own_marks if message.role == "assistant" else ()
         content = self._guard.cover(message.content, cover, allowed)
-        # The role is one of a few words, and templates build tokens of it: "<|" + role + "|>".
+        # Roles need no cover: they come from a fixed list, and templates build tokens from them.
         fields = {"role": message.role, "content": content}
         if message.name is not None:
             fields["name"] = self._guard.cover(message.name, cover)

@@ -1,9 +1,10 @@
-"""Renders conversations so that every message is in the prompt, or refuses and names the message.
+"""Render conversations so that every message is in the prompt; otherwise refuse, naming the
+message.
 
-Called by `chat`. Many templates leave out, without a word, a role that they do not know or a system
-message that is not the first. A conversation of placeholders with the same roles shows it: what is
-not in its rendering is left out. The answer is kept for each sequence of roles, so an ordinary
-conversation is rendered once. Token ids do not enter.
+Called by `chat`. Many templates silently drop an unknown role or a system message that is not the
+first. A probe renders placeholders with the same roles; a placeholder missing from the output would
+be dropped. The result is cached per sequence of roles, so an ordinary conversation is rendered
+once. Token ids do not enter.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,11 @@ class CheckedTemplate:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._placeholder_left_out = lru_cache(_KEPT_SEQUENCES)(self._probe)
-        # Where the template does not know the role, its system is who says the same.
+        # A template without a developer role gets those messages as system messages.
         self._developer = "developer" if self._writes_developer() else "system"
 
     def render(self, messages: Sequence[Fields]) -> str:
-        """The prompt's text. Raises TemplateRefusal, also where a message would be left out."""
+        """Render the prompt. Raises TemplateRefusal, also if a message would be dropped."""
         known = [self._in_known_role(message) for message in messages]
         rendered = self._template.render(known)
         missing = self._first_left_out(known, rendered)
@@ -42,13 +43,13 @@ class CheckedTemplate:
         try:
             return self._placeholder_left_out(tuple(message["role"] for message in messages))
         except TemplateRefusal:
-            # It takes contents apart and placeholders were none. Then only what is there as the
-            # client wrote it is certain.
+            # The template parses contents and refused the placeholders, so look for the real
+            # contents instead.
             contents = (message["content"].strip() for message in messages)
             return next((i for i, content in enumerate(contents) if content not in rendered), None)
 
     def _probe(self, roles: tuple[str, ...]) -> int | None:
-        """The index of the first message that is not rendered. Raises TemplateRefusal."""
+        """Return the index of the first dropped message, or None. Raises TemplateRefusal."""
         # Plain letters and digits: a template may strip, split or quote contents.
         texts = [f"Zq{index}message{index}qz" for index in range(len(roles))]
         messages = [
@@ -58,9 +59,10 @@ class CheckedTemplate:
         return next((index for index, text in enumerate(texts) if text not in rendered), None)
 
     def _writes_developer(self) -> bool:
-        """Does the template know the role by name, and does it write what it says?
+        """Return whether the template names the developer role and renders its content.
 
-        One that copies any role into the prompt knows it no more than the model does.
+        A template that copies any role into the prompt does not count: the model may not know the
+        role.
         """
         if "developer" not in self._template.source:
             return False

@@ -1,10 +1,9 @@
-"""Keeps what clients write from spelling a token that only the template may spell.
+"""ContentGuard: prevent message text from being encoded as tokens reserved for the template.
 
-Called by `chat`. The characters of a message that would form such a token are covered, one for one,
-by private-use characters that occur nowhere else, the template is rendered, its own tokens are
-found, and the text between them is uncovered and encoded by a tokenizer that knows no other tokens.
-So a message keeps its meaning as text, and one that spells no token is encoded as if we were not
-here. Messages and templates do not enter.
+Called by `chat`. Characters of a message that would form such a token are replaced, one for one, by
+private-use characters that occur nowhere else. After rendering, the template's own tokens are
+located, and the text between them is restored and encoded by a tokenizer without those tokens. A
+message that spells no token is encoded as usual. Messages and templates do not enter.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -13,16 +12,16 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from ..model_files.tokenizer import text_encoding
 
-# Two planes of private use: no text has a meaning for them.
+# Two private-use planes: these characters have no meaning in text.
 _STAND_INS = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 
 
 class StandInsExhausted(ValueError):
-    """A text holds every private-use character."""
+    """The texts use every private-use character."""
 
 
 class Cover:
-    """One request's stand-ins: characters that `taken` (all texts of the request) does not hold."""
+    """Stand-ins for one request: characters that do not occur in `taken`, all of its texts."""
 
     def __init__(self, taken: Callable[[], Collection[str]]) -> None:
         self._taken = taken
@@ -43,7 +42,7 @@ class Cover:
             raise StandInsExhausted("the text holds every private-use character") from None
 
     def over(self, text: str, spans: list[tuple[int, int]]) -> str:
-        """`text`, as long as before, with all but the whitespace in `spans` covered."""
+        """Replace all but the whitespace in `spans` of `text`; the length stays."""
         chars = list(text)
         for start, end in spans:
             for at in range(start, end):
@@ -63,25 +62,25 @@ class Cover:
 class ContentGuard:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Tokens that are nothing but whitespace shape text and no conversation.
+        # Whitespace tokens cannot forge a turn, so they stay uncovered.
         self._added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         self._literals = [t.content for t in self._added.values() if t.content.strip()]
         self._beginnings = {text[:end] for text in self._literals for end in range(1, len(text))}
         self._endings = {text[start:] for text in self._literals for start in range(1, len(text))}
         self._longest = max(map(len, self._literals), default=0)
-        # Tokens matched in normalised text: another spelling may turn into theirs.
+        # Some tokens are matched after normalisation, which can turn other spellings into theirs.
         self._folds = tokenizer.normalizer is not None and any(
             token.normalized for token in self._added.values()
         )
 
     def plain_literals(self) -> set[str]:
-        """Tokens that are matched in text but are not special."""
+        """Return the added tokens that are not special."""
         return {token.content for token in self._added.values() if not token.special}
 
     def cover(self, text: str, cover: Cover, allowed: Collection[str] = ()) -> str:
-        """`text` with every token in it covered, but for `allowed` ones. Raises StandInsExhausted.
+        """Cover every token spelled in `text` except `allowed` ones. Raises StandInsExhausted.
 
-        A part of a token at an end is covered too: the template might hold its other half.
+        A partial token at either end is covered too, since the template might add the other part.
         """
         while spans := self._spans(text, allowed):
             text = cover.over(text, spans)
@@ -89,15 +88,15 @@ class ContentGuard:
         return cover.over(text, edges) if edges else text
 
     def encode(self, rendered: str, cover: Cover) -> list[int]:
-        """Ids of a rendered text: tokens of the template as such, all else as ordinary text."""
+        """Encode rendered text: uncovered tokens as tokens, all else as ordinary text."""
         texts, tokens, at = [], [], 0
         for token_id, start, end in self._spelt(rendered):
             texts.append(rendered[at:start])
             tokens.append(token_id)
             at = end
         texts.append(rendered[at:])
-        # One character holds the place of each token, so that a segment is still encoded as
-        # what follows a token, not as the beginning of a text.
+        # One placeholder per token, so that the text behind it is encoded as a continuation,
+        # not as the beginning of a text.
         place = cover.fresh()
         text = place.join(cover.lift(part) for part in texts)
         plain = self._plain_tokenizer(place)
@@ -105,7 +104,7 @@ class ContentGuard:
         place_id = plain.token_to_id(place)
         own = iter(tokens)
         return [
-            # An id may be the model's as well, where its vocabulary has gaps.
+            # place_id may also be an id of the model, if its vocabulary has gaps.
             next(own)
             if token_id == place_id and text[slice(*_span(encoding, index))] == place
             else token_id
@@ -131,9 +130,10 @@ class ContentGuard:
         ]
 
     def _spelt(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """The added tokens that `text` spells: id, start and end.
+        """Yield id, start and end of the added tokens that `text` spells.
 
-        Places are asked for one by one: those of a long text, all at once, hold the interpreter.
+        Offsets are fetched one by one: all at once, those of a long text hold the interpreter's
+        lock.
         """
         encoding = text_encoding(self._tokenizer, text)
         for index, token_id in enumerate(encoding.ids):
@@ -143,7 +143,7 @@ class ContentGuard:
                     yield token_id, start, end
 
     def _spells(self, text: str, token: AddedToken) -> bool:
-        """Is the token here because `text` spells it? The unknown token may not be."""
+        """Return whether `text` spells the token; the unknown token stands for other text."""
         if text.strip() == token.content.strip():
             return True
         fold = self._tokenizer.normalizer
@@ -165,7 +165,7 @@ class ContentGuard:
         return spans
 
     def _plain_tokenizer(self, place: str) -> Tokenizer:
-        """The same model and splitting (shared, not copied) with one token of its own."""
+        """Build a tokenizer with the same model and splitting; `place` is its only token."""
         plain = Tokenizer(self._tokenizer.model)
         if self._tokenizer.normalizer is not None:
             plain.normalizer = self._tokenizer.normalizer
@@ -176,5 +176,5 @@ class ContentGuard:
 
 
 def _span(encoding: Encoding, index: int) -> tuple[int, int]:
-    """Where in the text the token at `index` is; nowhere for a token that no text has made."""
+    """Return the token's range in the text; (0, 0) for a token that no text produced."""
     return encoding.token_to_chars(index) or (0, 0)

@@ -1,7 +1,7 @@
-"""Raw prompts to token ids, and how the front gets its two ways from a request to ids.
+"""Raw prompts to token ids, and loading of both encoders (raw text and chat).
 
-Called by the front with text that the doors have bounded. Chat messages are `chat`'s, sampling and
-lengths of contexts are the scheduler's.
+Called by the front with text whose size the doors have bounded. Chat messages belong to `chat`,
+context lengths to `lengths`.
 """
 
 from tokenizers import Tokenizer
@@ -13,7 +13,7 @@ from .chat import ChatRenderer
 
 
 class TextEncoder:
-    """A raw prompt is the client's own: special tokens spelled in it count as such."""
+    """Encoder of raw prompts, in which spelled special tokens count as such."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -22,15 +22,16 @@ class TextEncoder:
         self._bos: list[int] = probe.ids[:front]  # empty if the tokenizer adds none
 
     def encode(self, text: str, param: str = "text") -> list[int]:
-        """Ids, with BOS in front where the tokenizer adds it and the text does not begin with it.
+        """Encode `text`, with BOS in front if the tokenizer adds it and the text does not begin
+        with it.
 
-        Raises InvalidRequest for `param` if there is nothing to compute or no valid Unicode.
+        Raises InvalidRequest for `param` if there are no tokens or the text is not valid Unicode.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(param, f"{param} holds a lone surrogate: {error}") from error
-        # EOS, which some tokenizers add as well, would end the prompt that is to be continued.
+        # Some tokenizers add EOS too, which would end the prompt.
         ids = text_ids(self._tokenizer, text)
         if ids[: len(self._bos)] != self._bos:
             ids = self._bos + ids
@@ -40,7 +41,7 @@ class TextEncoder:
 
 
 def load_text(path: str) -> tuple[TextEncoder, ChatRenderer]:
-    """Both encoders of the model at `path`, over one tokenizer. Raises ModelError."""
+    """Load both encoders of the model at `path`, over one tokenizer. Raises ModelError."""
     tokenizer = load_tokenizer(path)
     renderer = ChatRenderer(tokenizer, read_chat_template(path), read_special_tokens(path))
     return TextEncoder(tokenizer), renderer

@@ -1,8 +1,8 @@
-"""EncodeQueue: short texts are tokenised at once, long ones in turn in a thread of their own.
+"""EncodeQueue: encode short texts in the event loop, long ones in turn in a worker thread.
 
-Owned by the front. The loop that serves everybody's streams does not wait for one client's long
-text: the tokenizer computes without the interpreter's lock. A caller has at most one piece of work
-in the thread's queue, so callers are served in turns, however many texts each of them has.
+Owned by the front. Long texts do not stall the loop, since the tokenizer computes without the
+interpreter's lock. Each caller has at most one piece in the thread's queue, so callers take turns,
+however many texts each has.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ class EncodeQueue:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._waiting = 0
-        # One: the short texts of others need the rest of the cores less than the model does.
+        # One worker: the model needs the other cores more.
         self._thread = ThreadPoolExecutor(1, "encode")
 
     async def run(
         self, encode: Callable[[S], T], texts: Sequence[S], chars: Callable[[S], int]
     ) -> list[T]:
-        """`encode` of each of `texts`, in order; `chars` says how long one is.
+        """Return `encode(text)` for each of `texts`, in order; `chars` returns a text's length.
 
-        Stops at the first text for which `encode` raises, and when the caller is cancelled: what
-        follows is never looked at. Raises Refused when too many callers wait.
+        Stops at the first text for which `encode` raises, and on cancellation; later texts are not
+        touched. Raises Refused when too many callers wait.
         """
         if sum(map(chars, texts)) <= MAX_INLINE_CHARS:
             return list(map(encode, texts))
@@ -50,7 +50,7 @@ class EncodeQueue:
 
 
 def _pieces(texts: Sequence[S], chars: Callable[[S], int]) -> Iterator[list[S]]:
-    """Neighbouring texts of at most MAX_INLINE_CHARS together, and longer ones alone."""
+    """Group neighbouring texts of at most MAX_INLINE_CHARS together; yield longer ones alone."""
     piece: list[S] = []
     size = 0
     for text in texts:

@@ -1,7 +1,7 @@
-"""Errors of the front, whatever door a request came through, and how they quote a client. PURE.
+"""Errors of the front for all doors, and helpers that quote client values in messages. PURE.
 
-The front and the doors raise them; each door renders them in its own shape (`doors/errors.py` for
-HTTP). Input that breaks a bound is `wire.sampling.InvalidRequest`.
+The front and the doors raise them; each door renders them (`doors/errors.py` for HTTP). Input that
+breaks a bound is `wire.sampling.InvalidRequest`.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from .limits import MAX_LISTED_NAMES, MAX_QUOTED_CHARS, RETRY_AFTER_BUSY
 
 
 class IllegalMove(RuntimeError):
-    """A state machine was asked for a move that its table does not have: a bug, with its story."""
+    """A state machine was asked for a transition that its table does not have: a bug."""
 
 
 class Refused(Exception):
-    """The server cannot do now what it was asked; nothing is wrong with the request itself."""
+    """The server cannot serve a valid request now."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
-        """`retry_after` is in seconds; a 503 always has one."""
+        """Take `retry_after` in seconds; a 503 always has one."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -27,7 +27,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, finish: Finish) -> "Refused":
-        """The error for the client of a request that ended with `finish.reason == "error"`."""
+        """Convert a `finish` with reason "error" to the error for the client."""
         status = finish.status if 400 <= finish.status <= 599 else 500
         return cls(status, finish.message or "the request failed", finish.retry_after)
 
@@ -42,21 +42,21 @@ class NoSuchAdapter(Refused):
 
 
 def quoted(value: str) -> str:
-    """A client's text for an error message: in quotes, escaped, and cut when it is long."""
+    """Quote a client's text for an error message: escaped, and cut when it is long."""
     if len(value) <= MAX_QUOTED_CHARS:
         return repr(value)
     return f"{value[:MAX_QUOTED_CHARS]!r}... ({len(value)} characters)"
 
 
 def shortened(text: str) -> str:
-    """A text of somebody else's, such as a library's message about a client's value."""
+    """Cut a long text that is not ours, such as a library's message about a client's value."""
     if len(text) <= MAX_QUOTED_CHARS:
         return text
     return f"{text[:MAX_QUOTED_CHARS]}... ({len(text)} characters)"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for an error message, as many as can be read."""
+    """Join names for an error message, at most MAX_LISTED_NAMES."""
     left = len(names) - MAX_LISTED_NAMES
     some = ", ".join(names[:MAX_LISTED_NAMES]) or "none"
     return some + (f" and {left} more" if left > 0 else "")

@@ -1,8 +1,8 @@
-"""Front: request intake and delivery, the one object that every door talks to.
+"""Front: request intake and delivery; the object that every door calls.
 
 Owns the session table, the scheduler's facts and the checks at the edge. Lives in one asyncio loop;
-`server` feeds it messages, doors call `submit` and read RequestStreams. No HTTP and no sockets of
-clients in here.
+`server` feeds it messages, doors call `submit` and read RequestStreams. HTTP and client sockets do
+not enter.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from .sessions import Delivery, Session, SessionTable
 
 NO_LORA = LoRAConfig()
 _ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-RANDOM_SEED = -1  # as SGLang's and llama.cpp's clients mean it
+RANDOM_SEED = -1  # the value that SGLang's and llama.cpp's clients send
 
 _GONE = Finish(
     "error", None, "the server stopped before the request was finished", 503, RETRY_AFTER_DRAINING
@@ -64,7 +64,7 @@ _GONE = Finish(
 
 
 class RequestStream:
-    """The output of one request, for one reader: `async for row in stream`, then `close()`."""
+    """Output of one request for one reader: `async for row in stream`, then `close()`."""
 
     def __init__(self, front: "Front", session: Session) -> None:
         self.prompt_tokens = session.prompt_tokens
@@ -76,7 +76,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> StrOut:
-        """All that came since the last row, merged. The row with `finish` is the last one."""
+        """Return all output since the last row, merged; the row with `finish` is the last."""
         while True:
             if self._session.replied:
                 raise StopAsyncIteration
@@ -90,11 +90,11 @@ class RequestStream:
                 self._waiter = None
 
     def abort(self) -> None:
-        """Have the scheduler end the request; its last row comes with what is still held back."""
+        """Ask the scheduler to abort the request; its last row carries the remaining output."""
         self._front.abort_stream(self._session)
 
     def close(self) -> None:
-        """End the request if it still runs, and the iteration; may be called at any time."""
+        """End the iteration, and abort the request if it still runs; idempotent."""
         self._front.close_stream(self._session)
         self.wake()
 
@@ -112,16 +112,16 @@ class Front:
         lora: LoRAConfig = NO_LORA,
         strays: Strays | None = None,
     ) -> None:
-        self.strays = strays or Strays()  # the mailbox counts its malformed frames there as well
+        self.strays = strays or Strays()  # shared with the mailbox
         self.model_name = model_name
-        self.recommended: SamplingParams | None = None  # sampling, by the model's own files
+        self.recommended: SamplingParams | None = None  # sampling from the model's own files
         self.adapters = Adapters(
             lora, model_name, scheduler.send, max_queued_requests, self.require_ready
         )
         self.info: SchedulerInfo | None = None
-        self.started = asyncio.Event()  # the scheduler answered: generation works
+        self.started = asyncio.Event()  # SchedulerReady has arrived
         self.drained = asyncio.Event()
-        self.failed = asyncio.Event()  # another process died: nothing can be served any more
+        self.failed = asyncio.Event()  # another process died: no request can be served
         self.health = Health(lambda: self.submit([0], _ONE_TOKEN))
         self._scheduler = scheduler
         self._sessions = SessionTable(max_queued_requests, self._left)
@@ -132,12 +132,12 @@ class Front:
         self._flushes: Replies[FlushOut] = Replies()
 
     def use_text(self, encoder: TextEncoder, renderer: ChatRenderer) -> None:
-        """The tokenizer is loaded."""
+        """Set the encoders once the tokenizer is loaded."""
         self._text = (encoder, renderer)
         self._note_started()
 
     async def load_first_adapters(self) -> None:
-        """Those of --lora; nothing is served before. Raises AdapterError."""
+        """Load the adapters of --lora before anything is served. Raises AdapterError."""
         await self.adapters.load_first()
         self._note_started()
 
@@ -172,7 +172,7 @@ class Front:
                 self.strays.drop_message(message)
 
     def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and let the running ones end in time; `drained` is set after that."""
+        """Refuse new requests and let running ones finish; `drained` is set at the end."""
         if self._sessions.draining:
             return
         self._sessions.draining = True
@@ -195,7 +195,7 @@ class Front:
                 self._streams[row.rid].wake()
 
     def _end_all(self, finish: Finish) -> None:
-        """The scheduler is gone: whoever still waits for it hears `finish`."""
+        """End everything that waits for the scheduler with `finish`: it has gone."""
         self.drained.set()
         for session in self._sessions.fail_all(finish):
             self._streams.pop(session.rid).wake()
@@ -222,7 +222,7 @@ class Front:
         return self._sessions.late_rows
 
     def require_ready(self) -> SchedulerInfo:
-        """The scheduler's facts; Refused while loading and while draining."""
+        """Return the scheduler's facts; raises Refused while loading and draining."""
         if self._sessions.draining:
             raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
         if self.info is None or not self.started.is_set():
@@ -230,7 +230,7 @@ class Front:
         return self.info
 
     async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of plain prompts; InvalidRequest for the first that cannot fit the context."""
+        """Encode plain prompts; raises InvalidRequest for the first that cannot fit the context."""
         encoder, _ = self._require_text(max(map(len, texts)))
         info = self.require_ready()
 
@@ -242,18 +242,18 @@ class Front:
         return await self._encoding.run(encode, texts, len)
 
     async def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
-        """Token ids of a conversation up to the point where the assistant speaks."""
+        """Encode a conversation up to the point where the assistant's answer begins."""
         chars = sum(len(message.content) + len(message.name or "") for message in messages)
         _, renderer = self._require_text(chars)
         (ids,) = await self._encoding.run(renderer.encode, [messages], lambda _: chars)
         return ids
 
     def room(self, prompt_tokens: int) -> int:
-        """The longest answer in tokens that fits behind such a prompt; below 1: none."""
+        """Return the most answer tokens that fit behind such a prompt; below 1: none."""
         return self.context_length() - prompt_tokens
 
     def context_length(self) -> int:
-        """Tokens of the longest prompt and answer. Raises Refused while loading and draining."""
+        """Most tokens of prompt and answer together. Raises Refused while loading and draining."""
         info = self.require_ready()
         return room(info)[0]
 
@@ -273,7 +273,7 @@ class Front:
         if sampling.max_new_tokens == NO_LIMIT:
             sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
         check_sampling(sampling, info.vocab_size)
-        check_fits(len(input_ids), info)  # before anything walks through them
+        check_fits(len(input_ids), info)  # before the ids are iterated
         check_ids(input_ids, info.vocab_size)
         sampling = resolve_lengths(len(input_ids), sampling, info)
         if sampling.seed in (None, RANDOM_SEED):
@@ -314,11 +314,11 @@ class Front:
         self.adapters.registry.release(session.lora_id)
 
     async def stats(self) -> StatsOut:
-        """The scheduler's snapshot; for how long to wait is the caller's to say."""
+        """Ask the scheduler for a snapshot; the caller sets the timeout."""
         return await self._stats.ask(lambda seq: self._scheduler.send(StatsReq(seq)))
 
     async def flush_cache(self, timeout_s: float) -> int:
-        """Forget cached prefixes, waiting up to `timeout_s` until nothing runs; the pages freed.
+        """Evict cached prefixes, waiting up to `timeout_s` until idle; return the pages freed.
 
         Raises InvalidRequest, or Refused with 409 and the reason.
         """
@@ -327,7 +327,7 @@ class Front:
             raise InvalidRequest(
                 "timeout", f"timeout must be between 0 and {MAX_FLUSH_SECONDS:g} s, got {timeout_s}"
             )
-        if len(self._flushes):  # bounds what may wait here
+        if len(self._flushes):  # at most one flush waits
             raise Refused(409, "another flush of the cache is waiting")
         patience = timeout_s + FLUSH_ANSWER_SECONDS
         try:
@@ -342,7 +342,7 @@ class Front:
         return out.pages
 
     def _require_text(self, chars: int) -> tuple[TextEncoder, ChatRenderer]:
-        """Bounds the work of the tokenizer."""
+        """Return the encoders; raises InvalidRequest if the text is too long to tokenise."""
         check_chars(chars, self.require_ready())
         if self._text is None:
             raise Refused(503, "the model is loading", RETRY_AFTER_LOADING)

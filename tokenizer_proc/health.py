@@ -1,6 +1,6 @@
-"""Whether the server can be relied on: what the front knows, and one token as a proof.
+"""Health: whether the server makes progress, and a probe that generates one token.
 
-Owned by the front; `server` ticks it, the routes of doors/service.py ask it.
+Owned by the front; `server` ticks it, the routes of doors/service.py query it.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ class Health:
         """`ask` submits a request for one token."""
         self.progress = Progress()
         self.probe = HealthProbe(ask)
-        self.problem: str | None = None  # why requests should go elsewhere, while they should
+        self.problem: str | None = None  # why the server is not ready; None if it is
 
     def tick(self, now: float) -> None:
-        """Judge whether the processes behind make progress; call it about twice a second."""
+        """Judge the progress of scheduler and detokenizer; call it about twice a second."""
         self.progress.tick(now)
         before, self.problem = self.problem, self.progress.problem
         if self.problem is None and before is not None:
@@ -42,9 +42,7 @@ class Health:
 
 
 class HealthProbe:
-    """One generated token at a time. All who ask while it is on its way share it, and it is aborted
-    when the last of them has left.
-    """
+    """One-token generation shared by all waiting callers; aborted when the last one leaves."""
 
     def __init__(self, ask: Callable[[], Answer]) -> None:
         """`ask` submits a request for one token."""
@@ -59,7 +57,7 @@ class HealthProbe:
         return self._running is not None
 
     async def one_token(self) -> None:
-        """Wait for the token of the probe that runs, or of a new one; Refused if none comes."""
+        """Wait for the token of the current or a new probe; raises Refused if none comes."""
         if self._running is None:
             self._running = asyncio.create_task(self._generate(self._ask()))
         probe = self._running
@@ -72,7 +70,7 @@ class HealthProbe:
                 probe.cancel()
 
     def fail(self, why: str) -> None:
-        """End the probe that runs, if one does: no token will come. May be called again."""
+        """End a running probe with the cause `why`; idempotent."""
         limit, self._limit = self._limit, None
         if limit is not None and not limit.expired():
             self._why = why

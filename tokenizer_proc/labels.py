@@ -1,7 +1,7 @@
-"""What a request says beside its prompt and its sampling: priority, tenant, cache namespace. PURE.
+"""Labels: priority, tenant and cache namespace of a request. PURE.
 
-Every door turns its client's fields into Labels here and gives them to `Front.submit`; it is the
-scheduler that acts on them.
+Every door turns its client's fields into Labels here and passes them to `Front.submit`; the
+scheduler applies them.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ NO_LABELS = Labels()
 
 
 class Labelled(Protocol):
-    """The fields as clients send them, spelt alike at every door; None means unset."""
+    """The fields as clients send them, named alike at every door; None means unset."""
 
     @property
     def priority(self) -> Number | None: ...
@@ -40,14 +40,14 @@ class Labelled(Protocol):
 
 
 def labels_of(request: Labelled, authorization: bytes | None = None) -> Labels:
-    """Raises InvalidRequest. The tenant is `user`, else who holds the token of the header."""
+    """Build Labels; the tenant is `user`, else a hash of the token. Raises InvalidRequest."""
     priority = whole(request.priority, "priority") or 0
     user, salt = request.user or "", request.cache_salt
     if not -_INT32 <= priority < _INT32:
         raise InvalidRequest("priority", "priority must fit 32 signed bits")
     _check_length("user", user)
     if salt is not None:
-        if not salt:  # whoever asks for a cache of their own must not get everybody's
+        if not salt:  # an empty salt would select the shared cache
             raise InvalidRequest("cache_salt", "cache_salt is empty")
         _check_length("cache_salt", salt)
     return Labels(priority, user or _holder(authorization), salt or "")
@@ -61,7 +61,7 @@ def _check_length(name: str, text: str) -> None:
 
 
 def _holder(authorization: bytes | None) -> str:
-    """A name for whoever sends this bearer token; it does not give the token away."""
+    """Name the holder of a bearer token by its hash, so that the token does not leak."""
     if authorization is None or not authorization.lower().startswith(_BEARER):
         return ""
     token = authorization[len(_BEARER) :].strip()

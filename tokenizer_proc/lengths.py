@@ -1,7 +1,7 @@
 """Whether a prompt and its answer fit the context and the KV pool. PURE.
 
-Called by the front before a text is tokenised and before a request is submitted. A prompt that is
-too long is refused with the code that clients shorten their prompts on.
+Called by the front before a text is tokenised and before a request is submitted. Too long prompts
+get the error code on which clients shorten their prompts.
 """
 
 import msgspec
@@ -10,12 +10,12 @@ from ..wire.messages import SchedulerInfo
 from ..wire.sampling import InvalidRequest, SamplingParams
 from .limits import MAX_CHARS_PER_TOKEN
 
-NO_LIMIT = -1  # as max_new_tokens: all that fits
+NO_LIMIT = -1  # max_new_tokens: all that fits
 TOO_LONG = "context_length_exceeded"
 
 
 def check_chars(chars: int, info: SchedulerInfo) -> None:
-    """Raise InvalidRequest for a text that no context of this size can hold."""
+    """Raise InvalidRequest for a text that is too long for the context however it is tokenised."""
     limit = info.context_length * MAX_CHARS_PER_TOKEN
     if chars > limit:
         raise InvalidRequest(
@@ -53,7 +53,7 @@ def check_fits(prompt_tokens: int, info: SchedulerInfo) -> None:
 
 
 def room(info: SchedulerInfo) -> tuple[int, str]:
-    """Tokens of prompt and answer together, and whose limit that is."""
+    """Return the most tokens of prompt and answer together, and the name of that limit."""
     if info.max_total_tokens < info.context_length:
         return info.max_total_tokens, "the KV pool has room for"
     return info.context_length, "the context has"
@@ -62,7 +62,7 @@ def room(info: SchedulerInfo) -> tuple[int, str]:
 def resolve_lengths(
     prompt_tokens: int, sampling: SamplingParams, info: SchedulerInfo
 ) -> SamplingParams:
-    """Fill in max_new_tokens, or raise InvalidRequest naming the limit that is broken."""
+    """Fill in max_new_tokens, or raise InvalidRequest naming the broken limit."""
     limit, what = room(info)
     most = limit - prompt_tokens
     wanted = sampling.max_new_tokens

@@ -1,6 +1,6 @@
-"""Every bound of the front and its doors that is not a flag, in one table. PURE.
+"""Every bound of the front and its doors that is not a flag. PURE.
 
-Those that clients know too come from `wire.limits`; flags live in `wire.door_config.DoorConfig`.
+Bounds that clients share are in `wire.limits`; flags are in `wire.door_config.DoorConfig`.
 """
 
 from ..wire.limits import MAX_INPUT_IDS as MAX_INPUT_IDS
@@ -11,7 +11,7 @@ from ..wire.limits import MAX_STOP_CHARS as MAX_STOP_CHARS
 from ..wire.limits import MAX_STOP_STRINGS as MAX_STOP_STRINGS
 from ..wire.limits import MAX_STOP_TOKEN_IDS as MAX_STOP_TOKEN_IDS
 
-BODY_OVERHEAD_BYTES = 1 << 20  # a body beside its prompt; see body_limit
+BODY_OVERHEAD_BYTES = 1 << 20  # of a body beside its prompt; see body_limit
 BODY_BYTES_PER_TOKEN = 64  # MAX_CHARS_PER_TOKEN characters of four bytes each
 MAX_BODIES_BYTES = 256 << 20  # of all bodies that are still coming in; 503 above it
 MAX_CONTENT_PARTS = 4096  # parts of content in all messages of a chat
@@ -19,7 +19,7 @@ MAX_SAMPLING_BYTES = 1 << 20  # sampling_params of a batch; `sampling` at the so
 MAX_PROMPTS = 128  # prompts of one call: a list of prompts or of token lists
 MAX_REQUEST_ID_CHARS = 128  # X-Request-Id and rid; other characters than these are refused too
 REQUEST_ID_PATTERN = rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}"
-MAX_QUOTED_CHARS = 200  # of a client's value that an error message repeats
+MAX_QUOTED_CHARS = 200  # of a client's value quoted in an error message
 MAX_ERROR_CHARS = 4000  # of a whole error message
 MAX_LISTED_NAMES = 20  # names that an error message lists
 MAX_LABEL_CHARS = 256  # user and cache_salt
@@ -49,19 +49,19 @@ LINGER_SECONDS = 5.0  # to throw away what still comes after a refusal, so that 
 STATS_SECONDS = 2.0  # how long /get_server_info waits for the scheduler's numbers
 HEALTH_GENERATE_SECONDS = 10.0
 MAX_FLUSH_SECONDS = 600.0  # longest `timeout` of /flush_cache
-FLUSH_ANSWER_SECONDS = 10.0  # what the scheduler gets beyond it before the front gives up: 503
+FLUSH_ANSWER_SECONDS = 10.0  # the scheduler's time to answer after that timeout; then 503
 LORA_LOAD_SECONDS = 120.0  # how long a client waits for an adapter to be loaded; 503 after it
-SHUTDOWN_SECONDS = 3  # what connections get to take their last bytes after a drain
+SHUTDOWN_SECONDS = 3  # for connections to read their last bytes after a drain
 
 MAX_SOCKET_CONNECTIONS = 512  # clients of the socket door; at more, one that greets is closed
 MAX_SOCKET_BYTES = 16 << 20  # one message at the socket door; the connection is closed above it
 MAX_SOCKET_PARTIAL_BYTES = 64 << 20  # unfinished messages of all clients; the oldest is closed
-MAX_SOCKET_UNREAD_BYTES = 512 << 10  # that wait for one client; it is not read from meanwhile
-MAX_SOCKET_QUESTIONS = 64  # of one client that wait for an answer, generate not among them; 503
+MAX_SOCKET_UNREAD_BYTES = 512 << 10  # unsent to one client; above, reading from it pauses
+MAX_SOCKET_QUESTIONS = 64  # pending control messages of one client; 503 above
 SOCKET_HEARTBEAT_SECONDS = 5.0  # a client that misses three is closed
 SOCKET_HANDSHAKE_SECONDS = 10.0
 SOCKET_MESSAGE_SECONDS = 60.0  # from the first to the last byte of one message
-SOCKET_STALL_SECONDS = 10.0  # how long a last word waits for a client that does not read
+SOCKET_STALL_SECONDS = 10.0  # a terminal message waits for a client that does not read
 
 RETRY_AFTER_BUSY = 1  # seconds in the Retry-After header of a 503
 RETRY_AFTER_LOADING = 5
@@ -69,7 +69,7 @@ RETRY_AFTER_DRAINING = 10
 
 
 def body_limit(context_length: int | None, most: int) -> int:
-    """Bytes that a body may have: room for a prompt of the whole context, `most` at the outside."""
-    if context_length is None:  # the model loads
+    """Most bytes of a body: room for a prompt of the whole context, capped at `most`."""
+    if context_length is None:  # still loading
         return most
     return min(most, BODY_OVERHEAD_BYTES + BODY_BYTES_PER_TOKEN * context_length)

@@ -1,9 +1,9 @@
-"""What adapter names mean, and which requests use which load of an adapter. PURE.
+"""LoRARegistry: adapter names, their loads, and the requests that use each load. PURE.
 
-Owned and called by `adapters.Adapters` and, for the counts, by `front.Front`. A name stands for at
-most one load that requests get and one that is coming; every load has a `lora_id` of its own, never
-used again. The registry decides and returns what the scheduler must be told; sending and waiting is
-its caller's work. Paths are not looked at here.
+Owned by `adapters.Adapters`; `front.Front` counts requests in it. A name has at most one load that
+requests get and one that is being loaded; every load has a `lora_id` that is never reused. The
+registry decides and returns the messages for the scheduler; its caller sends them and waits. Paths
+are not checked here.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from .limits import MAX_KNOWN_LORAS
 
 BASE = 0  # the lora_id of requests without an adapter; never counted
 
-Words = Sequence[LoadLoRAReq | UnloadLoRAReq]  # for the scheduler, in this order
+Words = Sequence[LoadLoRAReq | UnloadLoRAReq]  # messages for the scheduler, in this order
 
 
 class LoadState(Enum):
-    LOADING = "loading"  # the scheduler was asked for it
+    LOADING = "loading"  # LoadLoRAReq was sent
     READY = "ready"
-    RETIRED = "retired"  # its name is gone, but requests on their way to the scheduler hold it
-    DRAINING = "draining"  # the scheduler was told to free it after its last request
+    RETIRED = "retired"  # replaced or unloaded, but held by requests not submitted yet
+    DRAINING = "draining"  # UnloadLoRAReq was sent: freed after its last request
     GONE = "gone"
     FAILED = "failed"
 
@@ -41,12 +41,12 @@ _OVER = (LoadState.GONE, LoadState.FAILED)
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One load of an adapter, from the question to the scheduler until it says that it is freed."""
+    """One load of an adapter, from LoadLoRAReq until the scheduler has freed it."""
 
     ref: LoRARef
     state: LoadState = LoadState.LOADING
-    holds: int = 0  # requests that will name it to the scheduler
-    running: int = 0  # requests that did and have not ended
+    holds: int = 0  # requests not submitted yet
+    running: int = 0  # requests submitted and not ended
     last_used: int = 0
     story: list[str] = field(default_factory=list)
 
@@ -62,9 +62,9 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class _Name:
-    ref: LoRARef  # the last load that succeeded; of a new name, the first one
-    visible: bool = False  # some load succeeded
-    current: Load | None = None  # what requests get; None in a visible name: evicted
+    ref: LoRARef  # the last successful load; the first load of a new name
+    visible: bool = False  # a load has succeeded
+    current: Load | None = None  # the load that requests get; None if visible: evicted
     coming: Load | None = None
 
 
@@ -72,12 +72,12 @@ class LoRARegistry:
     def __init__(self, max_loaded: int) -> None:
         self._max_loaded = max_loaded
         self._names: dict[str, _Name] = {}
-        self._loads: dict[int, Load] = {}  # those that are not over, or still counted
+        self._loads: dict[int, Load] = {}  # not freed, or still used by requests
         self._last_id = BASE
         self._ticks = 0
 
     def names(self) -> list[str]:
-        """What requests may ask for, evicted ones included."""
+        """Return the names that requests may use, evicted ones included."""
         return [name for name, known in self._names.items() if known.visible]
 
     def paths(self) -> dict[str, str]:
@@ -91,14 +91,14 @@ class LoRARegistry:
         return self._load_of(lora_id).ref
 
     def require(self, name: str) -> None:
-        """Raises NoSuchAdapter."""
+        """Raise NoSuchAdapter unless requests may use `name`."""
         if name not in self:
             raise NoSuchAdapter(name, self.names())
 
     # -- loads
 
     def load(self, name: str, path: str, *, pinned: bool) -> tuple[LoRARef, Words]:
-        """Reserve `name` for a new load; whatever it means now stays until that is ready.
+        """Reserve `name` for a new load; its current load stays until the new one is ready.
 
         Raises Refused with 409.
         """
@@ -110,12 +110,12 @@ class LoRARegistry:
         return self._begin(name, path, pinned=pinned, full=409)
 
     def state(self, lora_id: int) -> LoadState | None:
-        """None: there is no such load, or it is over."""
+        """Return the load's state; None if it is unknown or over."""
         load = self._loads.get(lora_id)
         return None if load is None else load.state
 
     def loaded(self, answer: LoRALoaded) -> Words:
-        """The scheduler's answer: the name means this load from now on, or it leaves no trace."""
+        """Process LoRALoaded: point the name at this load, or discard a failed one."""
         load = self._load_of(answer.lora_id)
         known = self._names[load.ref.name]
         if not answer.ok:
@@ -132,13 +132,13 @@ class LoRARegistry:
         return [] if old is None else self._retire(old, "another load has its name")
 
     def unload(self, name: str) -> Words:
-        """Forget `name` at once. Raises NoSuchAdapter, or Refused with 409 while it is loaded."""
+        """Remove `name` at once. Raises NoSuchAdapter, or Refused with 409 while it is loading."""
         self._check_unload(name)
         load = self._names.pop(name).current
         return [] if load is None else self._retire(load, "unloaded")
 
     def unloaded(self, lora_id: int) -> None:
-        """The scheduler has freed it."""
+        """Process LoRAUnloaded: the scheduler has freed the load."""
         load = self._load_of(lora_id)
         load.move(LoadState.GONE, "freed")
         self._forget_if_over(load)
@@ -146,10 +146,10 @@ class LoRARegistry:
     # -- requests
 
     def hold(self, name: str) -> tuple[LoRARef, Words]:
-        """Keep what `name` means for a request on its way, until `unhold`.
+        """Hold the load of `name` for a request until `unhold`; reload an evicted adapter.
 
-        The load may still be coming: an evicted adapter is loaded again. Raises NoSuchAdapter, or
-        Refused with 503 when there is no room for it now.
+        The load may not be ready yet. Raises NoSuchAdapter, or Refused with 503 when there is no
+        room.
         """
         self.require(name)
         known = self._names[name]
@@ -171,7 +171,7 @@ class LoRARegistry:
         return self._tell_if_free(load)
 
     def admit(self, lora_id: int) -> None:
-        """A request with this load goes to the scheduler; only while it is held and ready."""
+        """Count a request submitted with this load, which must be held and ready."""
         if lora_id == BASE:
             return
         load = self._load_of(lora_id)
@@ -181,7 +181,7 @@ class LoRARegistry:
         self._touch(load)
 
     def release(self, lora_id: int) -> None:
-        """A request with this load has ended; once for every `admit`."""
+        """Count the end of a request with this load; once for every `admit`."""
         if lora_id == BASE:
             return
         load = self._load_of(lora_id)
@@ -191,7 +191,7 @@ class LoRARegistry:
         self._forget_if_over(load)
 
     def running(self) -> dict[int, int]:
-        """lora_id -> requests that the scheduler has, of all loads with some."""
+        """Return lora_id -> running requests, for all loads with any."""
         return {lora_id: load.running for lora_id, load in self._loads.items() if load.running}
 
     # -- inside
@@ -205,7 +205,7 @@ class LoRARegistry:
         return ref, [*words, LoadLoRAReq(ref)]
 
     def _make_room(self, name: str, full: int) -> Words:
-        """A name counts once, however many of its loads are still in use."""
+        """Evict adapters until `name` fits; a name counts once, however many loads it has."""
         taken = {key: known for key, known in self._names.items() if known.current or known.coming}
         taken.pop(name, None)
         if len(taken) < self._max_loaded:

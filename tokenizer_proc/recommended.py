@@ -1,6 +1,6 @@
-"""How a model's own files recommend to sample from it: generation_config.json, for chat clients.
+"""Sampling defaults from the model's generation_config.json, for chat clients.
 
-Read once by the front's start. Requests that say nothing keep the API's defaults.
+Read once when the front starts. Requests that set nothing keep the API's defaults.
 """
 
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def recommended_sampling(path: str) -> SamplingParams | None:
-    """None where the files recommend nothing, or nothing that can be done.
+    """Read the recommendation; None if there is none, or none that is supported.
 
-    `path` is a directory or a .gguf file, which has no such file. Raises ModelError for one that
-    cannot be read.
+    `path` is a directory, or a .gguf file, which never has one. Raises ModelError for an unreadable
+    file.
     """
     config = read_json_object(Path(path) / "generation_config.json")
     given = {name: config[name] for name in _FIELDS if config.get(name) is not None}

@@ -1,6 +1,6 @@
-"""Replies: who waits for which answer of the scheduler to a control message, by its seq.
+"""Replies: pending control messages to the scheduler, matched to their answers by seq.
 
-Owned by the front, one for each kind of question; the doors never see a seq of the scheduler's.
+Owned by the front, one per kind of message; the doors never see these seqs.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class Replies(Generic[T]):
         return len(self._waiting)
 
     async def ask(self, send: Callable[[int], None]) -> T:
-        """The answer to what `send` sends; for how long to wait is the caller's to say."""
+        """Send a message through `send` and wait for its answer; the caller sets the timeout."""
         self._last_seq += 1
         seq = self._last_seq
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -31,7 +31,7 @@ class Replies(Generic[T]):
             del self._waiting[seq]
 
     def take(self, seq: int, answer: T) -> bool:
-        """False for an answer to what was never asked; that nobody waits any more is no fault."""
+        """Deliver an answer, even if its caller has left; return False for a seq never sent."""
         if not 0 < seq <= self._last_seq:
             return False
         waiter = self._waiting.get(seq)

@@ -1,7 +1,7 @@
-"""The front process: binds its doors early, feeds the Front, announces readiness, drains.
+"""The front process: bind the doors early, feed the Front, announce readiness, drain.
 
-`python -m tokenloom.tokenizer_proc` runs `run` through `wire.child`. One uvloop holds everything:
-the mailbox, uvicorn, the socket door. No request is looked at in here.
+`python -m tokenloom.tokenizer_proc` runs `run` through `wire.child`. One uvloop runs the mailbox,
+uvicorn and the socket door. Requests are not interpreted here.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ from .progress import TICK_S
 from .recommended import recommended_sampling
 
 BACKLOG = 2048  # connections that one turn may accept before those that give way are closed
-OTHER_FILES = 256  # open files that are no connection of a client, or one not yet refused
+OTHER_FILES = 256  # open files beside the doors' connections
 
 log = logging.getLogger(__name__)
 
 
 class CannotListen(ValueError):
-    """The HTTP address cannot be had; the message says which and why."""
+    """The HTTP address cannot be bound; the message says which and why."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets, one for each address that `host` has here, all with the same port.
+    """Return listening sockets, one for each address of `host`, all with the same port.
 
     Port 0 takes a free one. A port in TIME_WAIT counts as free. `::` means both families.
     """
@@ -64,7 +64,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno not in _NO_SUCH_ADDRESS:
                     raise
-                missing = error  # `localhost` is two addresses on machines with one family
+                missing = error  # `localhost` may resolve to a family that this machine lacks
             else:
                 port = port or listeners[0].getsockname()[1]
         if missing is not None and not listeners:
@@ -81,7 +81,7 @@ _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """IPv4 before IPv6, each address once."""
+    """Return the addresses of `host`, IPv4 before IPv6, each once."""
     found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     unique = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
     return sorted(unique)
@@ -100,7 +100,7 @@ def url_of(host: str, listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn inside our loop; signals are ours."""
+    """uvicorn inside our loop, without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,7 +126,7 @@ class HttpServer(uvicorn.Server):
 
 
 def run(config: FrontConfig, life: ChildLife) -> int:
-    """Serve until a SIGTERM and the drain that it starts; the exit status."""
+    """Serve until SIGTERM and the end of its drain; return the exit status."""
     return uvloop.run(serve(config, life))
 
 
@@ -139,7 +139,7 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
         for listener in listeners:
             stack.enter_context(listener)
         context = zmq.asyncio.Context()
-        stack.callback(context.term)  # after all sockets are closed; it waits for their last words
+        stack.callback(context.term)  # after all sockets are closed; waits until they have sent
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         scheduler = Outbox(plain, config.links.scheduler)
         stack.callback(scheduler.close)
@@ -168,9 +168,9 @@ async def serve(config: FrontConfig, life: ChildLife) -> int:
 
 
 def _allow_open_files(doors: DoorConfig) -> tuple[DoorConfig, DoorLimits]:
-    """Raise the soft limit, where the hard one lets us; the connections that each door may hold.
+    """Raise the soft limit of open files; return the connections that each door may hold.
 
-    Each has files of its own: clients of one door cannot take those of the other.
+    Each door has its own share, so that clients of one cannot take the files of the other.
     """
     wanted = doors.max_connections + MAX_SOCKET_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -193,7 +193,7 @@ def _allow_open_files(doors: DoorConfig) -> tuple[DoorConfig, DoorLimits]:
 
 
 def share_files(allowed: int, http: int) -> tuple[int, int]:
-    """How many of `allowed` files HTTP connections and clients of the socket door get."""
+    """Split `allowed` files between HTTP connections and clients of the socket door."""
     wanted = http + MAX_SOCKET_CONNECTIONS
     room = max(allowed - OTHER_FILES, 2)
     if room >= wanted:
@@ -218,7 +218,7 @@ async def _run_until(
     helpers: list[Coroutine[None, None, None]],
     drain_timeout: float,
 ) -> None:
-    """Serve until `stop`, drain, let HTTP send its last bytes, then end the helpers."""
+    """Serve until `stop`, drain, let HTTP send its last bytes, then cancel the helpers."""
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(http.serve(listeners))
         tasks = [group.create_task(helper) for helper in helpers]
@@ -252,13 +252,13 @@ async def _watch_progress(front: Front) -> None:
 async def _announce(
     front: Front, config: FrontConfig, life: ChildLife, doors: tuple[str, str]
 ) -> None:
-    """Load the tokenizer beside the scheduler's loading, then tell the launcher that we serve."""
+    """Load the tokenizer while the scheduler loads, then report to the launcher that we serve."""
     url, address = doors
     front.use_text(*await asyncio.to_thread(load_text, _local_path(config)))
     try:
         await front.load_first_adapters()
     except AdapterError:
-        if not front.drained.is_set():  # else the end came first, and is no failure
+        if not front.drained.is_set():  # else the server was stopped before it was ready
             raise
     await front.started.wait()
     adapters = f"{len(config.lora.lora)} loaded" if config.lora.enabled else "off (--lora)"
@@ -269,7 +269,7 @@ async def _announce(
 async def _drain(front: Front, timeout_s: float) -> None:
     log.info("draining: %d requests are in flight", front.in_flight)
     front.drain(timeout_s)
-    if front.info is not None:  # a scheduler that still loads has nothing to finish
+    if front.info is not None:  # a loading scheduler has nothing to drain
         await front.drained.wait()
 
 

@@ -1,9 +1,9 @@
-"""Who waits for which rid: one Session per request, exactly one terminal reply each. PURE.
+"""SessionTable: one Session per request, with exactly one terminal reply each. PURE.
 
-Owned and called by `front.Front` alone. The table decides and says what must be done; waking a
-reader and sending an AbortReq is the front's work. A rid stays in the table, and counts against
-`max_sessions`, until the scheduler's terminal row for it arrived, even when its client left long
-ago: that bounds what is in flight behind the front.
+Owned and called by `front.Front` alone. The table decides; the front wakes readers and sends
+AbortReqs. A rid stays in the table, and counts against `max_sessions`, until its terminal row from
+the scheduler arrives, even if its client has left: that bounds the requests in flight behind the
+front.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from .limits import MAX_UNREAD_CHARS, MAX_UNREAD_TOKENS, RETRY_AFTER_DRAINING
 
 class SessionState(Enum):
     OPEN = "open"  # has a rid, nothing sent
-    SUBMITTED = "submitted"  # the scheduler has it
-    STREAMING = "streaming"  # a first row came
+    SUBMITTED = "submitted"  # sent to the scheduler
+    STREAMING = "streaming"  # a row has arrived
     DONE = "done"
     ABORTED = "aborted"
     FAILED = "failed"
@@ -59,7 +59,7 @@ class Session:
     tenant: str = ""
     state: SessionState = SessionState.OPEN
     delivered_tokens: int = 0
-    replied: bool = False  # the terminal row was handed out, or nobody wants it any more
+    replied: bool = False  # the terminal row was handed out, or the client has left
     story: list[str] = field(default_factory=list)
     unread: list[StrOut] = field(default_factory=list)
     unread_tokens: int = 0
@@ -72,7 +72,7 @@ class Session:
         self.state = to
 
     def take(self) -> StrOut | None:
-        """What came since the last call, merged into one row; None when nothing did."""
+        """Return the output since the last call, merged into one row; None if there is none."""
         rows = self.unread
         if not rows:
             return None
@@ -102,7 +102,7 @@ class Delivery(Enum):
 
 class SessionTable:
     def __init__(self, max_sessions: int, left: Callable[[Session], None]) -> None:
-        """`left` is told of every session once, when it is out of the table."""
+        """Call `left` once for every session that leaves the table."""
         self._max_sessions = max_sessions
         self._shares = TenantShares(max_sessions)
         self._left = left
@@ -115,10 +115,9 @@ class SessionTable:
         return len(self._by_rid)
 
     def open(self, prompt_tokens: int, lora_id: int = 0, tenant: str = "") -> Session:
-        """A new session with a rid never used before.
+        """Open a session with a new rid.
 
-        Refused when draining, when full, and when the tenant holds so much that what is left is
-        for others.
+        Raises Refused when draining, when the table is full, and when the tenant holds its share.
         """
         if self.draining:
             raise Refused(503, "the server is shutting down", RETRY_AFTER_DRAINING)
@@ -140,13 +139,13 @@ class SessionTable:
         session.move(SessionState.SUBMITTED, "sent to the scheduler")
 
     def unsent(self, session: Session) -> None:
-        """The request could not be handed to the scheduler; its rid ends here."""
+        """Remove a session whose request could not be sent to the scheduler."""
         session.move(SessionState.FAILED, "could not be sent")
         session.replied = True
         self._remove(session)
 
     def deliver(self, row: StrOut) -> Delivery:
-        """Book one row of the detokenizer."""
+        """Record one row from the detokenizer."""
         session = self._by_rid.get(row.rid)
         if session is None:
             self.late_rows += 1
@@ -178,7 +177,7 @@ class SessionTable:
         session._add(StrOut(session.rid, "", (), finish))
 
     def close(self, session: Session) -> bool:
-        """The client wants no more. True: the scheduler must be told (no terminal row yet)."""
+        """Close a session for its client; return True if the scheduler must abort the request."""
         session.replied = True
         session._clear()
         if session.state not in _LIVE:
@@ -187,7 +186,7 @@ class SessionTable:
         return True
 
     def fail_all(self, finish: Finish) -> list[Session]:
-        """End whatever is left with `finish`: the scheduler is gone. Gives those to be woken."""
+        """End all sessions with `finish`; return those whose readers must be woken."""
         left = [session for session in self._by_rid.values() if session.state in _LIVE]
         for session in left:
             self._cut(session, finish)

@@ -1,10 +1,10 @@
-"""Whole numbers as clients write them: JSON has one kind of number, so 4 may come as 4.0. PURE."""
+"""Whole numbers in JSON bodies, where 4 may be written as 4.0. PURE."""
 
 from typing import overload
 
 from ..wire.sampling import InvalidRequest
 
-_MOST = 1 << 64  # above it nothing is taken anywhere, and a number fills an error message
+_MOST = 1 << 64  # no field takes more, and a huge number would fill an error message
 Number = int | float  # a field's type; float alone would round a large int
 
 
@@ -13,7 +13,7 @@ def whole(value: Number, name: str) -> int: ...
 @overload
 def whole(value: Number | None, name: str) -> int | None: ...
 def whole(value: Number | None, name: str) -> int | None:
-    """The int that `value` is; InvalidRequest for the field `name` where it has a fraction."""
+    """Convert `value` to int; raises InvalidRequest for field `name` if it has a fraction."""
     if isinstance(value, float):
         if not value.is_integer():
             raise InvalidRequest(name, f"{name} must be a whole number, got {value}")

@@ -1,13 +1,13 @@
-"""The line of the access log for one request. PURE.
+"""Format of the access log: one line per request. PURE.
 
-It holds nothing secret: no query, no header, no body. What the client chose is escaped.
+A line has no secrets: no query, no header, no body. Client text is escaped.
 """
 
 from ..limits import MAX_QUOTED_CHARS
 
 
 def line(method: str, raw_path: bytes, status: int, sent_bytes: int, seconds: float) -> str:
-    """`status` is 0 when the client left before there was one."""
+    """Format a line; `status` is 0 if the client left before the status line."""
     shown = raw_path.decode("ascii", "backslashreplace")
     shown = "".join(c if c.isprintable() and c not in '"\\' else f"\\x{ord(c):02x}" for c in shown)
     if len(shown) > MAX_QUOTED_CHARS:

@@ -1,8 +1,8 @@
 """Exchange: one HTTP request and its answer over plain ASGI messages.
 
-Reads bodies within bounds, sends JSON or server-sent events (one ASGI message per call, no response
-objects), notices a client that leaves. How long a client may take is decided by `connection`. Knows
-nothing of models and tokens.
+Used by the handlers. Reads bodies within bounds, sends JSON or server-sent events (one ASGI message
+per call, no response objects), notices a client that leaves. Deadlines belong to `connection`;
+models and tokens do not enter.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def event(payload: msgspec.Struct) -> bytes:
-    """One server-sent event; JSON of msgspec has no raw line breaks."""
+    """Encode one server-sent event; msgspec's JSON has no raw line breaks."""
     return b"data: " + _encoder.encode(payload) + b"\n\n"
 
 
@@ -37,7 +37,7 @@ class Exchange:
         max_body_bytes: int,
         bodies: BodyBudget,
     ) -> None:
-        """`bodies` is shared by the requests of one door."""
+        """Take the door's `bodies` budget, which all its requests share."""
         self.scope = scope
         self.started = False  # a status line was sent
         self._receive = receive
@@ -49,7 +49,7 @@ class Exchange:
         return next((value for key, value in self.scope["headers"] if key == name), None)
 
     def query(self, name: str) -> str | None:
-        """The last value of a query parameter."""
+        """Return the last value of a query parameter."""
         query: bytes = self.scope["query_string"]
         given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
         return given[name][-1] if name in given else None
@@ -67,8 +67,8 @@ class Exchange:
     async def read_body(self) -> bytes:
         """Read the whole body.
 
-        Raises ApiError 413 or 415, Refused when other bodies leave no room, ClientGone when the
-        client leaves.
+        Raises ApiError 413 or 415, Refused when all bodies together are too large, ClientGone when
+        the client leaves.
         """
         if (self.header(b"content-encoding") or b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not accepted")
@@ -113,7 +113,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def send_events(self, frames: bytes) -> None:
-        """Frames of a stream; the first call sends the head of the answer."""
+        """Send frames of a stream; the first call sends the head of the answer."""
         if not self.started:
             await self._start(
                 200,
@@ -126,7 +126,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def end_events(self, frames: bytes = b"") -> None:
-        """The last frames and [DONE]."""
+        """Send the last frames and [DONE]."""
         await self._send({"type": "http.response.body", "body": frames + _DONE, "more_body": False})
 
     async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
@@ -139,9 +139,10 @@ class Exchange:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Cancel the block and raise ClientGone when the client leaves or is cut off.
+        """Cancel the block and raise ClientGone when the client leaves or is disconnected.
 
-        For use after the body was read: from then on the server only says that the client left.
+        Call it after the body was read: only then does the server report nothing but the
+        disconnect.
         """
         try:
             async with asyncio.timeout(None) as cut:

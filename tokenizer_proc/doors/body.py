@@ -1,13 +1,12 @@
-"""From the bytes of a body to a typed struct, in one pass of the decoder.
+"""Decode request bodies to typed structs in one pass of msgspec.
 
-Nothing untyped is built: a field that is refused is a `msgspec.Raw`, a view into the body, and what
-no struct names is skipped. So an object, a list or a key that nobody asked for costs a few
-nanoseconds and no memory, and no body holds the event loop (bench/body_cost.py measures it). Lists
-whose entries cost much more than their bytes are fields of type Raw too, and are decoded only after
-their entries were counted.
+Used by the routes. Nothing untyped is built: a refused field is a `msgspec.Raw`, a view into the
+body, and unknown fields are skipped. So an unused object, list or key costs a few nanoseconds and
+no memory, and no body blocks the event loop (measured by bench/body_cost.py). Lists whose entries
+cost much more than their bytes are Raw too, and are decoded only after their entries were counted.
 
-Wrong input leaves as InvalidRequest that names the field. A key that stands twice has its last
-value; fields that nobody reads are skipped with whatever well-formed JSON they hold.
+Wrong input raises InvalidRequest that names the field. Of a repeated key the last value counts;
+unknown fields may hold any well-formed JSON.
 """
 
 import re
@@ -37,7 +36,7 @@ _lists_of_ids = msgspec.json.Decoder(list[list[int]])
 
 
 class BodyReader(Generic[T]):
-    """Reads bodies of one route: its struct, and the fields that it refuses by name."""
+    """Reader for the bodies of one route: its struct, and the fields that it refuses by name."""
 
     def __init__(self, struct: type[T], refused: Mapping[str, Refusal]) -> None:
         self.struct = struct
@@ -49,13 +48,13 @@ class BodyReader(Generic[T]):
         self._decoder = msgspec.json.Decoder(cast(type[T], body))
 
     def read(self, body: bytes | msgspec.Raw, where: str = "") -> T:
-        """`where` is the field that holds the object, for complaints. Raises InvalidRequest."""
+        """Decode a body; `where` prefixes field names in errors. Raises InvalidRequest."""
         value = decode(body, self._decoder, where)
         for name, refusal in self.refused.items():
             raw: msgspec.Raw = getattr(value, name)
             if raw:
                 check_refused(name, bytes(raw), refusal)
-        # Not the decoded value: its Raw fields keep the whole body in memory.
+        # Do not keep the decoded value: its Raw fields hold the whole body in memory.
         kept: dict[str, Any] = {
             name: getattr(value, name) for name in self.struct.__struct_fields__
         }
@@ -73,23 +72,23 @@ def decode(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[V]", where:
         raise _named(str(error), where) from None
     except msgspec.DecodeError as error:
         reason = str(error)
-        if "truncated" in reason:  # so msgspec says of half a surrogate pair, too
+        if "truncated" in reason:  # msgspec's word for half a surrogate pair, too
             reason += ", or a \\u escape is half of a surrogate pair"
         raise InvalidRequest(where or "body", f"the body is not valid JSON: {reason}") from None
 
 
 def is_set(raw: msgspec.Raw) -> bool:
-    """Whether a field was given; null means unset."""
+    """Return whether a field was given; null means unset."""
     return len(raw) > 4 or bytes(raw) not in _UNSET
 
 
 def read_ids(raw: msgspec.Raw, name: str, most_ids: int) -> list[int] | list[list[int]]:
-    """Token ids of one prompt or of several. Nothing is decoded that is longer than `most_ids`."""
+    """Decode token ids of one or several prompts; refuse more than `most_ids` without decoding."""
     text = bytes(raw)
     if not re.match(rb"\[\s*\[", text):
         _check_count(text.count(b",") + 1, most_ids, name)
         return decode(raw, _ids, name)
-    # Every list begins with a bracket, and lists of numbers hold no others.
+    # Brackets count lists: lists of numbers contain no other brackets.
     prompts = text.count(b"[") - 1
     if prompts > MAX_PROMPTS:
         raise too_many_prompts(prompts, name)
@@ -98,7 +97,7 @@ def read_ids(raw: msgspec.Raw, name: str, most_ids: int) -> list[int] | list[lis
 
 
 def read_prompt(raw: msgspec.Raw, name: str, most_ids: int) -> Prompt:
-    """A text, texts, token ids, or lists of token ids, as the first entry tells."""
+    """Decode a text, texts, token ids, or lists of token ids; the first entry decides which."""
     if re.match(rb'(\[\s*)?"', bytes(raw)):
         return decode(raw, _texts, name)
     return read_ids(raw, name, most_ids)
@@ -118,7 +117,7 @@ def _check_count(count: int, most: int, name: str) -> None:
 
 
 def _named(message: str, where: str) -> InvalidRequest:
-    """msgspec's "Expected `int`, got `str` - at `$.stop[0]`" with the field as its subject."""
+    """Convert msgspec's "Expected `int`, got `str` - at `$.stop[0]`" to name the field first."""
     found = _PATH.search(message)
     param = found.group(1).removesuffix("[...]") if found else ""
     text = message[: found.start()] if found else message

@@ -1,7 +1,7 @@
-"""BodyBudget: the bytes of all request bodies that are still coming in, bounded together. PURE.
+"""BodyBudget: bound on the bytes of all request bodies that are being received. PURE.
 
-Owned by the HTTP door; each Exchange takes bytes as they arrive and gives them back when its body
-is complete or refused.
+Owned by the HTTP door; each Exchange takes bytes as they arrive and releases them when its body is
+complete or refused.
 """
 
 from ..errors import Refused
@@ -14,7 +14,7 @@ class BodyBudget:
         self._used = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises Refused with 503 when the bodies together would be too large."""
+        """Reserve bytes; raises Refused with 503 when all bodies together are too large."""
         if self._used + num_bytes > self._most:
             raise Refused(503, "the server is busy: too many large bodies are being sent to it")
         self._used += num_bytes

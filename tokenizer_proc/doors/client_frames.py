@@ -1,8 +1,7 @@
-"""From the bytes of a frame at the socket door to a message, within bounds. No sockets in here.
+"""Decode frames of the socket door to messages, within bounds. Sockets do not enter.
 
-A msgpack array says its length before its entries, so its bound is checked before anything is made
-of them. JSON does not: there the bytes of `sampling`, whose entries cost most, are bounded before
-they are decoded.
+A msgpack array announces its length, so its bound is checked before entries are decoded. JSON does
+not: there the bytes of `sampling`, whose entries cost most, are bounded before decoding.
 """
 
 import re
@@ -31,7 +30,7 @@ class _Outline(msgspec.Struct):
 
 
 def read_message(payload: bytes) -> FromClient:
-    """Raises InvalidRequest that names the field."""
+    """Decode a frame; raises InvalidRequest that names the field."""
     try:
         if len(payload) > MAX_SAMPLING_BYTES:
             _check_sampling_bytes(payload)
@@ -45,7 +44,7 @@ def read_message(payload: bytes) -> FromClient:
 
 
 def rid_of(payload: bytes) -> str:
-    """The rid of a message that is wrong otherwise, as far as it can be read."""
+    """Return the rid of a malformed message, or "" if it cannot be read."""
     try:
         return _decode(payload, _Named).rid[:MAX_REQUEST_ID_CHARS]
     except (msgspec.DecodeError, RecursionError):
@@ -66,7 +65,7 @@ def _decode(payload: bytes, struct: type[T]) -> T:
 
 
 def _field_of(error: str) -> str | None:
-    """The field that msgspec complains of, named as `check_sampling` would name it."""
+    """Return the field in a msgspec error, named as `check_sampling` would name it."""
     path = re.search(r"`\$\.?([^`]*)`$", error)
     named = re.search(r"field `([^`]*)`", error)
     parts = re.sub(r"\[[^]]*\]", "", path[1]).split(".") if path else []

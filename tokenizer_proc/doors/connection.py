@@ -1,8 +1,8 @@
-"""One HTTP connection: requests in, answers out in the same order, a deadline for every phase.
+"""HttpConnection: requests in, answers out in the same order, a deadline for every phase.
 
-uvicorn's server accepts connections and makes an HttpConnection for each. Which phase a connection
-is in and how long that may last is decided in `phases`, who gives way when too many are open in
-`connection_table`. What a request means is not known in here.
+uvicorn's server accepts connections and makes an HttpConnection for each. `phases` decides the
+phase and its deadline, `connection_table` which connection is closed when too many are open. What a
+request means does not enter.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from .errors import ApiError, as_api_error
 from .phases import RULES, Phase, Progress, Rules, Verdict
 from .request_reader import Head, RequestReader
 
-_BODY_BUFFER_BYTES = 65536  # of a body that the application has not taken; then reading pauses
+_BODY_BUFFER_BYTES = 65536  # of a body not yet read by the application; above, reading pauses
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class HttpConnection(asyncio.Protocol):
         self.may_write = asyncio.Event()
         self.may_write.set()
         self._reading_paused = False
-        self._received = bytearray()  # and not read yet
+        self._received = bytearray()  # not parsed yet
         self._unanswered: deque[Cycle] = deque()  # the first one is being served
-        self._refusal: ApiError | None = None  # to be said after the answers that are due
+        self._refusal: ApiError | None = None  # to be sent after the pending answers
 
     # asyncio.Protocol
 
@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer.cancel()
         self._drop_cycles()
         self._reader.close()
-        del self._reader  # it refers back to us
+        del self._reader  # breaks a reference cycle
         self.may_write.set()
 
     def pause_writing(self) -> None:
@@ -96,14 +96,14 @@ class HttpConnection(asyncio.Protocol):
         self._loop.call_soon(self._read_on)
 
     def shutdown(self) -> None:
-        """End now, or after the answer that is due; uvicorn's word for the end of the server."""
+        """Close now, or after the pending answer; uvicorn calls it when the server ends."""
         if not self._unanswered:
             self._close()
         for cycle in self._unanswered:
             cycle.keep_alive = False
 
     def give_way(self) -> None:
-        """End at once, for a new connection: the table was full."""
+        """Close at once to make room for a new connection."""
         if self._progress.phase in (Phase.FRESH, Phase.HEAD, Phase.BODY):
             self._refuse(self._busy("are open"), linger=False)
         elif self._progress.phase is Phase.IDLE:
@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    # What cycles need of their line
+    # Line, used by cycles
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -138,7 +138,7 @@ class HttpConnection(asyncio.Protocol):
     def failed(self, cycle: Cycle, error: ApiError) -> None:
         self._refuse(error)
 
-    # What the reader tells
+    # Sink, called by the reader
 
     def head_began(self) -> None:
         self._progress.head_began(self._loop.time())
@@ -189,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
     # Reading and deadlines
 
     def _read_on(self) -> None:
-        """Read what has arrived, up to the end of a request that must be answered first."""
+        """Parse received bytes, up to the end of a request that must be answered first."""
         try:
             while self._received and self._progress.wants_bytes:
                 self._reader.read(self._received)
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
             self._settle()
 
     def _settle(self) -> None:
-        """After events: take the place in the table, pace reading, set the timer."""
+        """Update the connection table, pause or resume reading, set the timer."""
         if self._progress.waits_for_client:
             self.table.waits(self)
         else:
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         self._pace_reading()
         deadline = self._progress.deadline
         if deadline is None:
-            return  # a timer that still runs finds that out by itself
+            return  # a running timer rechecks the deadline when it fires
         if self._timer is not None:
             if self._timer.when() <= deadline:
                 return
@@ -245,7 +245,7 @@ class HttpConnection(asyncio.Protocol):
     # The end
 
     def _refuse_in_turn(self, error: ApiError) -> None:
-        """Refuse what is being read, but write nothing into an answer that comes before it."""
+        """Refuse the request being read, after the answers that come before it."""
         self._received.clear()
         due = list(self._unanswered)
         broken = due.pop() if due and due[-1].more_body else None
@@ -263,7 +263,7 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _refuse(self, error: ApiError, *, linger: bool = True) -> None:
-        """Say `error` instead of the answers that are due, and close."""
+        """Send `error` in place of the pending answers, and close."""
         if any(cycle.started for cycle in self._unanswered):
             self._transport.abort()
             return
@@ -285,7 +285,7 @@ class HttpConnection(asyncio.Protocol):
         self._unanswered.clear()
 
     def _linger(self) -> None:
-        """Close, but read on for a while: unread bytes would take the answer from the client."""
+        """Close after discarding input for a while: unread bytes would reset the connection."""
         self._received.clear()
         self._progress.lingers(self._loop.time())
         if not self._transport.is_closing():
@@ -307,7 +307,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _raw_answer(error: ApiError) -> bytes:
-    """A whole answer in the shape of all other errors, for what never became a request."""
+    """Return a whole error answer for input that never became a request."""
     body = msgspec.json.encode(error.body)
     extra = b"".join(f"{name}: {value}\r\n".encode() for name, value in error.headers)
     return (
@@ -319,7 +319,7 @@ def _raw_answer(error: ApiError) -> bytes:
 def http_protocol(
     max_connections: int, *, rules: Rules = RULES, logs_requests: bool = False
 ) -> type[HttpConnection]:
-    """The protocol of one server; uvicorn makes an instance for each connection."""
+    """Return the protocol class of one server; uvicorn makes an instance per connection."""
     shared = {
         "table": ConnectionTable(max_connections),
         "rules": rules,

@@ -1,9 +1,9 @@
-"""Which HTTP connections are open, and which one gives way when there is no room. PURE.
+"""ConnectionTable: the open HTTP connections, and which one is closed when it is full. PURE.
 
-A full table makes room for a new connection by dropping one that waits for its client, so silent or
-slow clients cannot keep others out. It takes the one that has waited longest of the address that
-holds most of the waiting ones: a crowd from one address hurts nobody else. A connection whose
-request is being computed is never dropped.
+Used by `connection`. To admit a new connection a full table drops one that waits for its client, so
+silent or slow clients cannot keep others out: the one waiting longest at the address with most
+waiting connections, so a crowd from one address hurts only itself. A connection whose request is
+being computed is never dropped.
 """
 
 import ipaddress
@@ -11,24 +11,24 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C")
 
-_IPV6_NETWORK_BITS = 64  # what one client usually has to choose addresses from
+_IPV6_NETWORK_BITS = 64  # the usual size of one client's network
 
 
 class TableFull(Exception):
-    """All open connections have requests that are being computed."""
+    """Every open connection has a request that is being computed."""
 
 
 class ConnectionTable(Generic[C]):
     def __init__(self, most: int) -> None:
         self.most = most
         self._addresses: dict[C, str] = {}
-        self._waiting: dict[str, dict[C, None]] = {}  # by address, the longest wait first
+        self._waiting: dict[str, dict[C, None]] = {}  # by address, longest wait first
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def add(self, connection: C, peer: str) -> C | None:
-        """Enter a connection, which waits; the one that must be closed for it, already removed."""
+        """Add a waiting connection; return the one to close for it, already removed, or None."""
         victim = None
         if len(self._addresses) >= self.most:
             victim = self._longest_waiting()
@@ -40,13 +40,13 @@ class ConnectionTable(Generic[C]):
         return victim
 
     def waits(self, connection: C) -> None:
-        """The connection waits for its client; it keeps its place if it did so before."""
+        """Mark the connection as waiting for its client; a waiting one keeps its place."""
         address = self._addresses.get(connection)
         if address is not None:
             self._waiting.setdefault(address, {}).setdefault(connection)
 
     def works(self, connection: C) -> None:
-        """A request of the connection is being computed."""
+        """Mark the connection as having a request that is being computed."""
         address = self._addresses.get(connection)
         crowd = self._waiting.get(address, {}) if address is not None else {}
         crowd.pop(connection, None)
@@ -63,7 +63,7 @@ class ConnectionTable(Generic[C]):
 
 
 def network(peer: str) -> str:
-    """What counts as one address: an IPv4 address, or an IPv6 network of 64 bits."""
+    """Return the address that counts: an IPv4 address, or the /64 network of an IPv6 one."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

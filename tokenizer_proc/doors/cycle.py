@@ -1,7 +1,7 @@
-"""One HTTP request and its answer: the `receive` and `send` of ASGI, and how an answer is framed.
+"""Cycle: one HTTP request and its answer, with ASGI's `receive` and `send` and answer framing.
 
-`connection` makes a Cycle for each request, feeds it the body, and runs the application over it. No
-deadline and no other request of the connection is known in here.
+`connection` makes a Cycle for each request, feeds it the body, and runs the application over it.
+Deadlines and other requests of the connection do not enter.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ _STATUS_LINES = {
 
 
 class Line(Protocol):
-    """What a Cycle needs of its connection."""
+    """Interface of the connection that a Cycle uses."""
 
-    may_write: asyncio.Event  # the client takes what is sent
+    may_write: asyncio.Event  # set while the send buffer has room
 
     def write(self, data: bytes) -> None: ...
 
@@ -51,7 +51,7 @@ class Cycle:
         began: float,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """`headers` stand in every answer, whatever the application says."""
+        """Take `headers` that are added to every answer."""
         self.scope = scope
         self.keep_alive = keep_alive
         self.began = began
@@ -60,7 +60,7 @@ class Cycle:
         self.sent_bytes = 0  # of the answer's body
         self.started = False  # the answer's status line is decided
         self.complete = False  # the answer is written
-        self.gone = False  # nothing can be answered any more
+        self.gone = False  # the client has left
         self._line = line
         self._own_headers = headers
         self._expects_continue = expects_continue
@@ -71,7 +71,7 @@ class Cycle:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of the body that the application has not taken yet."""
+        """Bytes of the body that the application has not read."""
         return len(self._body)
 
     def feed(self, data: bytes) -> None:
@@ -87,7 +87,7 @@ class Cycle:
         self._news.set()
 
     async def run(self, app: ASGIApp) -> None:
-        """Live the whole life of a request; whatever goes wrong, the client is told."""
+        """Run the application to the end; if it fails, send an error or close."""
         failure = ApiError(500, INTERNAL_ERROR)
         try:
             await app(self.scope, self.receive, self.send)
@@ -104,7 +104,7 @@ class Cycle:
                 self._line.failed(self, failure)
 
     async def receive(self) -> Message:
-        """The next piece of the body, or `http.disconnect` when there is nothing left to do."""
+        """Return the next piece of the body, or `http.disconnect` when the exchange is over."""
         if self._expects_continue and self.more_body and not self._body and not self.gone:
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._expects_continue = False
@@ -138,7 +138,7 @@ class Cycle:
     def _start(self, status: int, headers: RawHeaders) -> None:
         self.started = True
         self.status = status
-        if self.more_body:  # what is left of it would be read as the next request
+        if self.more_body:  # the rest would be parsed as the next request
             self.keep_alive = False
         lines = [_STATUS_LINES[status]]
         has_length = False

@@ -1,7 +1,7 @@
-"""From RequestStreams to an HTTP answer, whole or as events: the part all routes share.
+"""Deliver RequestStreams as an HTTP answer, whole or as events; shared by all routes.
 
-Owns the life of the streams once they are submitted: whatever happens, they are closed, so a client
-that leaves becomes an AbortReq at once. One task per prompt, none per token.
+Owns the streams once submitted and always closes them, so a client that leaves becomes an AbortReq
+at once. One task per prompt, none per token.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Rendering(Protocol):
-    """How a route words its answers; one object for one HTTP request."""
+    """How a route renders its answers; one object per HTTP request."""
 
     def whole(self, tallies: Sequence[Tally]) -> msgspec.Struct | Sequence[msgspec.Struct]: ...
 
@@ -34,7 +34,7 @@ class Rendering(Protocol):
 async def deliver(
     exchange: Exchange, streams: list[RequestStream], rendering: Rendering, *, as_events: bool
 ) -> None:
-    """Answer with what the streams give, inside `exchange.connected()`.
+    """Send the output of the streams, inside `exchange.connected()`.
 
     Raises ApiError while no status line was sent.
     """
@@ -83,7 +83,7 @@ async def _each(
     tallies: list[Tally],
     work: Callable[[int, RequestStream, Tally], Awaitable[None]],
 ) -> None:
-    """Run `work` for all streams at once; the first failure ends all and is raised."""
+    """Run `work` for all streams concurrently; the first failure cancels the rest and is raised."""
     if len(streams) == 1:
         await work(0, streams[0], tallies[0])
         return
@@ -105,7 +105,7 @@ def _raise_failure(row: StrOut) -> None:
 
 
 def told(error: Exception) -> ApiError:
-    """What the client hears; what it may not hear goes into the log."""
+    """Convert an exception to the client's error; log what must not reach the client."""
     answer = as_api_error(error)
     if answer.status == 500 and answer is not error:
         log.error("a request failed unexpectedly", exc_info=error)

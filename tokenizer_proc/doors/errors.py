@@ -1,7 +1,6 @@
-"""Every error answer of the HTTP door: OpenAI's nested shape, one mapping from exceptions.
+"""Error answers of the HTTP door in OpenAI's nested shape, and their mapping from exceptions.
 
-Used by the handlers and by the routing in `http`. Nothing internal (paths, tracebacks) may enter a
-message from here.
+Used by the handlers and by the routing in `http`. Paths and tracebacks must not enter a message.
 """
 
 from collections.abc import Sequence
@@ -54,11 +53,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ClientGone(Exception):
-    """The client left, or takes no bytes; nothing can be answered any more."""
+    """The client left or stopped reading; no answer can be sent."""
 
 
 class ApiError(Exception):
-    """An answer other than 200, ready to be rendered."""
+    """An answer other than 200, ready to render."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ def model_not_found(model: str, there: Sequence[str]) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client hears of `error`; anything unexpected becomes a bare 500."""
+    """Convert an exception to the client's error; an unexpected one becomes a bare 500."""
     match error:
         case ApiError():
             return error
@@ -103,7 +102,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def of_finish(finish: Finish) -> ApiError:
-    """The answer to a request that ended with `finish.reason == "error"`."""
+    """Return the error for a request that ended with `finish.reason == "error"`."""
     return as_api_error(Refused.of(finish))
 
 

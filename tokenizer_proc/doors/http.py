@@ -1,4 +1,4 @@
-"""The HTTP door: which path belongs to which handler, and how anything else is answered.
+"""The HTTP door: routes, and answers to unknown paths and methods.
 
 An ASGI application over one Front; `server` runs it with uvicorn. Starlette only routes: no
 middleware (its answers are plain text), no response objects, no documentation pages, no CORS.
@@ -23,7 +23,7 @@ from .web_guard import WebGuard
 
 Handler = Callable[[Front, Exchange], Awaitable[None]]
 
-_GET = ("GET", "HEAD")  # must change nothing: any web page can make a browser send them
+_GET = ("GET", "HEAD")  # must not change state: any web page can make a browser send them
 # path, methods, handler
 _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), openai_routes.chat),
@@ -47,7 +47,7 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
 
 
 class _Endpoint:
-    """One handler as an ASGI application that never raises for a request's sake."""
+    """A handler as an ASGI application that turns every error into an answer."""
 
     def __init__(
         self, front: Front, handler: Handler, max_body_bytes: int, bodies: BodyBudget
@@ -115,8 +115,8 @@ def _of_routing(error: HTTPException, scope: Scope) -> ApiError:
 
 
 def nearest_route(path: str) -> str | None:
-    """Method and path of the route that looks like `path`; None when none does."""
-    if len(path) > MAX_QUOTED_CHARS:  # no typing mistake, and the comparison is quadratic
+    """Return method and path of the route most similar to `path`; None if none is similar."""
+    if len(path) > MAX_QUOTED_CHARS:  # not a typo, and the comparison is quadratic
         return None
     methods = {route: methods[0] for route, methods, _ in _ROUTES if "{" not in route}
     near = difflib.get_close_matches(path, methods, n=1, cutoff=0.7)

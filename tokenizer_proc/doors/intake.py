@@ -1,4 +1,4 @@
-"""What all generation routes share on the way in: prompts of any form, and submitting them all.
+"""Encoding and submission of prompts, shared by all generation routes.
 
 Called by the handlers of the OpenAI and native routes; raises what `Front` raises, or
 InvalidRequest under the field name it was given.
@@ -15,13 +15,13 @@ from ..labels import Labels
 from ..limits import MAX_PROMPTS
 from .body import Prompt, too_many_prompts
 
-IDS_WITHOUT_PAUSE = 1 << 15  # checked and sent before others get a turn; they take about 2 ms
+IDS_WITHOUT_PAUSE = 1 << 15  # submitted before yielding to the loop; they take about 2 ms
 
 
 async def prompts_of(
     prompt: Prompt, name: str, encode_texts: Callable[[list[str]], Awaitable[list[list[int]]]]
 ) -> list[list[int]]:
-    """Token ids of each prompt. `prompt` is of one kind throughout, as the body reader left it."""
+    """Return token ids of each prompt. All prompts have one type, as `read_prompt` ensures."""
     if isinstance(prompt, str):
         return await encode_texts([prompt])
     if not prompt:
@@ -43,10 +43,10 @@ async def submit_all(
     labels: Labels,
     default_max_new_tokens: int | None = None,
 ) -> list[RequestStream]:
-    """One stream a prompt, or none: when one is refused, those before it are aborted.
+    """Submit one stream per prompt, or none: if one is refused, those before it are aborted.
 
-    Waits for adapters that must be loaded again. `default_max_new_tokens` holds where a client
-    named no limit, and yields to a full context.
+    Waits for evicted adapters to be loaded. `default_max_new_tokens` applies where a client set no
+    limit, and is cut to the room in the context.
     """
     streams: list[RequestStream] = []
     since_pause = 0

@@ -1,6 +1,6 @@
-"""Handlers that load and unload adapters, in SGLang's shape and in vLLM's.
+"""Handlers that load and unload adapters, in SGLang's and vLLM's shapes.
 
-Both take the same bodies; they differ in what a success looks like.
+Both take the same bodies; only their success answers differ.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ class UnloadRequest(msgspec.Struct, frozen=True):
 
 
 class LoadedAdapters(msgspec.Struct, frozen=True):
-    """SGLang's answer; `loaded_adapters` has the path of each name, below its root."""
+    """SGLang's answer; `loaded_adapters` maps each name to its path below its root."""
 
     loaded_adapters: dict[str, str]
     success: bool = True

@@ -59,7 +59,7 @@ _list_of_raw = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_sampling(raw: msgspec.Raw, count: int) -> list[NativeSampling]:
-    """Of each of `count` prompts: one object for all, or a list with one each."""
+    """Decode the sampling of `count` prompts: one object for all, or a list with one each."""
     name = "sampling_params"
     if not is_set(raw):
         return [NativeSampling()] * count
@@ -87,7 +87,7 @@ def _sampling(fields: NativeSampling) -> SamplingParams:
 
 
 def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
-    """The name of each prompt in its answer: the client's, `rid_index` in a batch, or a new one."""
+    """Return the id of each prompt: the client's, `rid_index` in a batch, or a new one."""
     if rid is None:
         return [secrets.token_hex(16) for _ in range(count)]
     if isinstance(rid, str):
@@ -103,7 +103,7 @@ def _rids(rid: str | list[str] | None, count: int, *, batch: bool) -> list[str]:
 
 
 def _adapters(front: Front, request: GenerateRequest, count: int) -> list[str | None]:
-    """The adapter of each prompt; None: the base model."""
+    """Return the adapter of each prompt; None: the base model."""
     given = request.lora_path
     if request.model is not None:
         named = front.adapters.named(request.model)
@@ -141,7 +141,7 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class NativeRenderer:
-    """Every event repeats all text and ids so far, as SGLang's does."""
+    """Renderer in SGLang's form: every event repeats all text and ids so far."""
 
     def __init__(self, rids: list[str], *, batch: bool) -> None:
         self._rids = rids
@@ -189,7 +189,7 @@ async def generate(front: Front, exchange: Exchange) -> None:
     as_events = bool(request.stream)
     async with exchange.connected():
         streams, rendering = await _start(front, request, labels)
-        del request  # an answer may take minutes: keep nothing of the body for it
+        del request  # do not keep the body while the answer is generated
         await deliver(exchange, streams, rendering, as_events=as_events)
 
 
@@ -209,7 +209,7 @@ async def _start(
 
 
 def prompt_of(request: GenerateRequest, most_ids: int) -> tuple[str, Prompt]:
-    """The name of the field that has the prompt, and what is in it."""
+    """Return the name and value of the field that has the prompt."""
     ids_given = is_set(request.input_ids)
     if (request.text is None) != ids_given:
         raise InvalidRequest("text", "exactly one of text and input_ids must be given")

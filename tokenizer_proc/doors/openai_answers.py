@@ -1,7 +1,7 @@
 """Rendering of the OpenAI routes: rows of a stream become chunks or one whole answer.
 
-A `Renderer` belongs to one HTTP request, a `Choice` to one prompt of it. The order of a stream is
-the one that clients depend on: role first, content, the chunk with finish_reason, usage, [DONE].
+A `Renderer` belongs to one HTTP request, a `Choice` to one prompt of it. Clients depend on the
+order of a stream: role first, content, the chunk with finish_reason, usage, [DONE].
 """
 
 import secrets
@@ -49,7 +49,7 @@ class Renderer:
         include_usage: bool = False,
         every_usage: bool = False,
     ) -> None:
-        """`rid` is the client's own name for the answer."""
+        """Take `rid`, the client's id for the answer, if it sent one."""
         self._route = route
         self._model = model
         self._id = rid or _ID_PREFIX[route] + secrets.token_hex(16)
@@ -62,7 +62,7 @@ class Renderer:
         return self._answer(_WHOLE[self._route], choices, usage_of(tallies))
 
     def frames(self, index: int, tally: Tally, row: StrOut) -> bytes:
-        """The events of one row, after `tally` took it in; empty when there is nothing to say."""
+        """Return the events of one row, which `tally` has counted; empty if it has no output."""
         pieces: list[Choice] = []
         if self._route == "chat":
             if tally.rows == 1:
@@ -78,13 +78,13 @@ class Renderer:
         return b"".join(self._chunk([piece], self._usage_so_far(tally)) for piece in pieces)
 
     def last_frames(self, tallies: Sequence[Tally]) -> bytes:
-        """What comes between the last choice and [DONE]."""
+        """Return the events between the last choice and [DONE]."""
         return self._chunk([], usage_of(tallies)) if self._include_usage else b""
 
     def _usage_so_far(self, tally: Tally) -> Usage | msgspec.UnsetType | None:
         if self._every_usage:
             return usage_of([tally])
-        # OpenAI: with include_usage every chunk has the field, null in all but the last.
+        # With include_usage OpenAI's chunks all have the field, null in all but the last.
         return None if self._include_usage else msgspec.UNSET
 
     def _chunk(self, choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:

@@ -1,7 +1,7 @@
-"""From an OpenAI body to what the front takes: messages or prompts, and SamplingParams.
+"""Translate OpenAI bodies to messages or prompts and SamplingParams.
 
-Complaints of this file use the client's field names; those of the front get them back through the
-`*_names` tables.
+Used by `openai_routes`. Errors raised here use the client's field names; for errors of the front
+the `*_names` tables map them back.
 """
 
 import msgspec
@@ -36,7 +36,7 @@ _FUNCTION_CALL = Refusal()
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """Counts messages and parts before anything walks through them."""
+    """Decode a chat body; messages and parts are counted before they are decoded."""
     request = chat_reader.read(body)
     count = len(request.messages)
     if not 1 <= count <= MAX_MESSAGES:
@@ -55,7 +55,7 @@ def read_completion(body: bytes) -> CompletionRequest:
 
 
 def chat_names(request: ChatRequest) -> dict[str, str]:
-    """Our field names -> those of this client."""
+    """Map our field names to those that the client used."""
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     return {
         "input_ids": "messages",
@@ -109,7 +109,7 @@ def chat_messages(messages: list[Message]) -> list[ChatMessage]:
 
 
 def _content(message: Message, where: str) -> str:
-    """The text of a message; text parts are joined by line breaks."""
+    """Return the text of a message; text parts are joined by line breaks."""
     for name, raw, refusal in (
         ("tool_calls", message.tool_calls, _TOOL_CALLS),
         ("function_call", message.function_call, _FUNCTION_CALL),

@@ -25,7 +25,7 @@ from .openai_wire import ChatRequest, CompletionRequest, ModelCard, ModelList
 from .request_ids import check_rid
 from .sampling_fields import respelled
 
-_STARTED = int(time.time())  # what /v1/models calls `created`
+_STARTED = int(time.time())  # `created` in /v1/models
 
 
 async def chat(front: Front, exchange: Exchange) -> None:
@@ -39,7 +39,7 @@ async def chat(front: Front, exchange: Exchange) -> None:
             sampling = [chat_sampling(request)]
             prompts = [await front.encode_chat(chat_messages(request.messages))]
             streams = await submit_all(front, prompts, sampling, [adapter], labels)
-        del request, prompts  # an answer may take minutes: keep nothing of the body for it
+        del request, prompts  # do not keep the body while the answer is generated
         await deliver(exchange, streams, rendering, as_events=as_events)
 
 
@@ -82,7 +82,7 @@ def _card(front: Front, adapter: str | None) -> ModelCard:
 
 
 def _adapter(front: Front, model: str | None) -> str | None:
-    """What `model` asks for; None: the base model."""
+    """Return the adapter that `model` names; None: the base model."""
     try:
         return front.adapters.named(model)
     except NoSuchAdapter as error:

@@ -1,7 +1,7 @@
-"""The structs of the OpenAI API: what /v1/chat/completions and /v1/completions take and give.
+"""Structs of the OpenAI API: requests and answers of /v1/chat/completions and /v1/completions.
 
-Requests are typed and lenient towards unknown fields; `refused_fields` lists those that we know and
-refuse. Translation is in `openai_requests`, rendering in `openai_answers`.
+Requests are typed and ignore unknown fields; `refused_fields` lists known fields that are refused.
+Translation is in `openai_requests`, rendering in `openai_answers`.
 """
 
 from typing import Literal
@@ -77,7 +77,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class TextChoice(msgspec.Struct, frozen=True):
-    """A choice of /v1/completions, whole or one piece of a stream."""
+    """A choice of /v1/completions, whole or a chunk of it."""
 
     index: int
     text: str
@@ -104,7 +104,7 @@ Choice = ChatChunkChoice | TextChoice | ChatChoice
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A whole answer, or one chunk of a stream, of either route; `object` tells which."""
+    """A whole answer or one chunk, of either route; `object` says which."""
 
     id: str
     object: str

@@ -1,7 +1,7 @@
 """Peer: one connection of a client to the socket door.
 
-Reads and writes bytes, keeps turns short, and knows how long the client has been silent. Made by
-the router, which is told of messages and of the end. What a message means is the door's business.
+Reads and writes bytes, limits the work per turn, and tracks the client's silence. Made by the
+router, which gets its messages and its end. What a message means does not enter.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ..limits import (
 )
 from . import zmtp
 
-TURN_MESSAGES = 16  # of one client, before others and the rest of the process get their turn
+TURN_MESSAGES = 16  # of one client, before the loop turns to others
 TURN_BYTES = 64 << 10
 MISSED_HEARTBEATS = 3
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DoorLimits:
-    """See limits.py for what each of them bounds."""
+    """Limits of the socket door; see limits.py."""
 
     connections: int = MAX_SOCKET_CONNECTIONS
     message_bytes: int = MAX_SOCKET_BYTES
@@ -49,12 +49,12 @@ class PeerGone(Exception):
 
 @dataclass(frozen=True)
 class PeerEvents:
-    """What the router wants to hear of."""
+    """Callbacks to the router."""
 
     came: Callable[["Peer"], None]
     message: Callable[["Peer", list[bytes]], None]
-    turned: Callable[["Peer"], None]  # some bytes were looked at
-    left: Callable[["Peer", str], None]  # once, with the reason if it was ours
+    turned: Callable[["Peer"], None]  # after a turn of reading
+    left: Callable[["Peer", str], None]  # once, with the reason if we closed it
 
 
 class Peer(asyncio.Protocol):
@@ -78,11 +78,11 @@ class Peer(asyncio.Protocol):
 
     @property
     def stuck(self) -> bool:
-        """It reads less than it asks for; nothing more is read from it until it does."""
+        """Whether the client reads too little; reading from it pauses until it catches up."""
         return not self._writable
 
     def send(self, parts: list[bytes]) -> bool:
-        """False when the client has too much unread; raises PeerGone when it has left."""
+        """Send parts; return False if too much is unsent. Raises PeerGone."""
         if self.gone or self._transport is None:
             raise PeerGone
         if not self._writable:
@@ -95,7 +95,7 @@ class Peer(asyncio.Protocol):
             self._transport.write(zmtp.PING)
 
     def drop(self, why: str) -> None:
-        """End the connection now, whatever is still to be sent."""
+        """Close the connection now and discard unsent bytes."""
         if self.gone or self._transport is None:
             return
         self._why = why
@@ -103,14 +103,16 @@ class Peer(asyncio.Protocol):
         self._leave()
 
     def close(self) -> None:
-        """End the connection when all is sent."""
+        """Close the connection when all bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not derived from it
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's class does not derive from it
         self.began = self._loop.time()
         self._transport.set_write_buffer_limits(high=self._limits.unread_bytes)
         self._events.came(self)
@@ -148,13 +150,13 @@ class Peer(asyncio.Protocol):
             self._turn()
 
     def _turn(self) -> None:
-        """Handle a few messages; read on only when all that came is handled and answers go out."""
+        """Handle a few messages; resume reading once all are handled and the client reads."""
         self.missed = 0
         try:
             exhausted = self._handle_some()
         except zmtp.ProtocolError as error:
             self.drop(str(error))
-        except Exception:  # one client's fault must not end the door for all
+        except Exception:  # an error with one client must not end the door for all
             log.exception("a message of a socket client broke the door")
             self.drop("internal error")
         if self.gone:
@@ -164,7 +166,7 @@ class Peer(asyncio.Protocol):
         self._read_on(exhausted)
 
     def _handle_some(self) -> bool:
-        """True when there is no whole message left."""
+        """Handle up to TURN_MESSAGES; return True if no whole message is left."""
         handled_bytes = 0
         for _ in range(TURN_MESSAGES):
             held = self.zmtp.held_bytes

@@ -1,8 +1,8 @@
-"""The phases of an HTTP connection, and how long each may last. PURE.
+"""Phases of an HTTP connection and their deadlines. PURE.
 
-`connection` reports events with their times and asks for the deadline. A deadline is a function of
-when the phase began and of bytes that count as progress (those of a body, or those still unsent at
-the beginning): bytes alone never start it anew.
+`connection` reports events with their times and asks for the deadline. A deadline follows from the
+start of the phase and the bytes of progress (body bytes, or bytes sent of those unsent at its
+start): bytes alone never restart it.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ from ..limits import (
 class Phase(Enum):
     FRESH = "fresh"  # accepted; no byte of a request has come, line breaks do not count
     HEAD = "head"  # within the request line or the headers
-    BODY = "body"  # within the body of the request that is being served
+    BODY = "body"  # within the body of the request being served
     ANSWER = "answer"  # the request is complete, its answer is computed or sent
     BLOCKED = "blocked"  # the client does not take the bytes of an answer
     IDLE = "idle"  # an answer is complete; no byte of the next request has come
-    LINGER = "linger"  # the last answer is sent, whatever still arrives is thrown away
-    CLOSING = "closing"  # closed on our side, with bytes that the client has not taken
+    LINGER = "linger"  # the last answer is sent, further input is discarded
+    CLOSING = "closing"  # closed on our side, with bytes still to send
 
 
 class Verdict(Enum):
@@ -51,7 +51,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 Rules = Mapping[Phase, Rule]
 
-RULES: Rules = {  # a phase that is missing has no deadline of its own
+RULES: Rules = {  # a missing phase has no deadline of its own
     Phase.FRESH: Rule(FIRST_BYTE_SECONDS, Verdict.CLOSE),
     Phase.HEAD: Rule(HEAD_SECONDS, Verdict.REFUSE),
     Phase.BODY: Rule(BODY_GRACE_SECONDS, Verdict.REFUSE, MIN_BODY_RATE, BODY_SECONDS),
@@ -63,10 +63,10 @@ RULES: Rules = {  # a phase that is missing has no deadline of its own
 
 
 class Progress:
-    """What one connection is doing, told by events.
+    """Phase of one connection, updated by events.
 
-    Requests may be sent ahead of the answers to earlier ones, so reading and answering are two
-    facts: the phase follows from both.
+    Requests may be pipelined, so reading and answering are tracked apart; the phase follows from
+    both.
     """
 
     def __init__(self, now: float, rules: Rules = RULES) -> None:
@@ -94,17 +94,17 @@ class Progress:
 
     @property
     def ending(self) -> bool:
-        """Nothing that arrives is looked at any more."""
+        """Whether further input is ignored."""
         return self.phase in (Phase.LINGER, Phase.CLOSING)
 
     @property
     def waits_for_client(self) -> bool:
-        """No request is being computed: the client could be sent away without losing work."""
+        """Whether no request is being computed, so that closing loses no work."""
         return self.phase is not Phase.ANSWER
 
     @property
     def wants_bytes(self) -> bool:
-        """What arrives now is read at once rather than kept for after the answer."""
+        """Whether input is parsed at once, rather than kept until after the answer."""
         return self.phase in (Phase.FRESH, Phase.IDLE, Phase.HEAD, Phase.BODY)
 
     def head_began(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""The fields that this server knows and does not honour, for every route of the HTTP door. PURE.
+"""Fields that this server knows and does not support, for every HTTP route. PURE.
 
-One table for all routes: a field is refused wherever it stands in a body unless its value asks for
-nothing. A second table names the fields that another route takes, with what to use instead. Their
-order is the order in which refusals are reported. What a route takes is never refused there.
+One table for all routes: a field is refused wherever it appears unless its value has no effect. A
+second table names fields that another route takes, with the replacement. Refusals are reported in
+table order. A field that the route takes is never refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,15 +14,15 @@ from ...wire.sampling import InvalidRequest
 _OFF = (False,)
 _EMPTY: tuple[object, ...] = ([],)
 _NEVER: tuple[object, ...] = ()
-_MAX_NEUTRAL_BYTES = 64  # no value that asks for nothing is longer
+_MAX_NEUTRAL_BYTES = 64  # every neutral value is shorter
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    neutral: tuple[object, ...] = ()  # values that ask for nothing; null always does
+    neutral: tuple[object, ...] = ()  # values without effect; null is always one
     instead: str = ""  # what the client should do
 
 
-# field -> values that ask for nothing
+# field -> values without effect
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -86,7 +86,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "bootstrap_room": _NEVER,
 }
 
-# A chat template writes the special tokens itself, so here `false` asks for nothing.
+# A chat template writes the special tokens itself, so here `false` has no effect.
 CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {"add_special_tokens": _OFF}
 
 _IN_BODY = {
@@ -113,7 +113,7 @@ def refusals(
     elsewhere: Mapping[str, str],
     neutral: Mapping[str, tuple[object, ...]] | None = None,
 ) -> dict[str, Refusal]:
-    """The refusals of a route that takes the fields `taken`; `neutral` goes before the table's."""
+    """Return the refusals of a route with the fields `taken`; `neutral` overrides the table."""
     table = {name: Refusal(values) for name, values in UNSUPPORTED.items()}
     table |= {name: Refusal(instead=instead) for name, instead in elsewhere.items()}
     table |= {name: Refusal(values) for name, values in (neutral or {}).items()}
@@ -123,7 +123,7 @@ def refusals(
 
 
 def check_refused(name: str, raw: bytes, refusal: Refusal) -> None:
-    """Raise InvalidRequest for `name` unless its JSON value `raw` asks for nothing."""
+    """Raise InvalidRequest for `name` unless its JSON value `raw` has no effect."""
     if len(raw) <= _MAX_NEUTRAL_BYTES:
         try:
             value: object = msgspec.json.decode(raw)
@@ -136,7 +136,7 @@ def check_refused(name: str, raw: bytes, refusal: Refusal) -> None:
 
 
 def unknown_field(name: str) -> InvalidRequest:
-    """The refusal of a key that a strict message, such as those of the socket, does not have."""
+    """Return the error for a key that a strict message, such as the socket's, does not have."""
     hint = _SOCKET_INSTEAD.get(name)
     if hint:
         return InvalidRequest(name, f"{name} is not supported here; use {hint}")
@@ -162,7 +162,7 @@ def _hint(refusal: Refusal) -> str:
 
 
 def _same(value: object, known: object) -> bool:
-    """Equal, where 1 and 1.0 are one number and true is none."""
+    """Compare so that 1 equals 1.0 and true equals neither."""
     if isinstance(value, bool) or isinstance(known, bool):
         return value is known
     return value == known

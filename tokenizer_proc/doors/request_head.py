@@ -1,7 +1,7 @@
-"""What the head of an HTTP request must say before the request is looked at. PURE.
+"""Checks on the head of an HTTP request before it is served. PURE.
 
-The parser has checked syntax. What is checked here is framing that two servers could understand
-differently, which is how one request is smuggled behind another.
+Called by `request_reader`. The parser has checked syntax; these checks refuse framing that two
+servers could read differently, which enables request smuggling.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ VERSIONS = ("1.0", "1.1")
 
 
 def fault(version: str, headers: RawHeaders) -> str | None:
-    """What is wrong with a head, as a sentence for the client; None for a good one."""
+    """Describe what is wrong with a head, for the client; None for a good one."""
     if version not in VERSIONS:
         return f"HTTP/{version} is not served here; send HTTP/1.1"
     hosts = values(headers, b"host")
@@ -39,7 +39,7 @@ def values(headers: RawHeaders, name: bytes) -> list[bytes]:
 
 
 def body_length(headers: RawHeaders) -> int | None:
-    """Bytes of the body that a head without fault announces; None: chunked, so not known."""
+    """Return the body's length in bytes from a valid head; None: chunked."""
     if values(headers, b"transfer-encoding"):
         return None
     lengths = values(headers, b"content-length")
@@ -47,20 +47,20 @@ def body_length(headers: RawHeaders) -> int | None:
 
 
 def expects_continue(version: str, headers: RawHeaders) -> bool:
-    """The client sends its body only after `100 Continue`, or after a while."""
+    """Return whether the client waits for `100 Continue` before it sends the body."""
     wishes = values(headers, b"expect")
     return version == "1.1" and any(wish.lower() == b"100-continue" for wish in wishes)
 
 
 def with_host(headers: RawHeaders, host: bytes, port: int | None) -> list[tuple[bytes, bytes]]:
-    """The headers with the host that an absolute target names, which overrules the Host header."""
+    """Replace the Host header by the host of an absolute target, which takes precedence."""
     name = b"[%s]" % host if b":" in host else host
     value = name if port is None else b"%s:%d" % (name, port)
     return [(b"host", value), *(header for header in headers if header[0] != b"host")]
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: RawHeaders) -> bytes:
-    """The same head without its Upgrade header, which a server may ignore."""
+    """Rebuild the head without its Upgrade header, which a server may ignore."""
     lines = [b"%s %s HTTP/%s\r\n" % (method, target, version.encode())]
     lines += [b"%s: %s\r\n" % header for header in headers if header[0] != b"upgrade"]
     return b"".join(lines) + b"\r\n"

@@ -1,4 +1,4 @@
-"""What a request may be called by its client: `rid` in bodies, X-Request-Id in headers. PURE."""
+"""Valid request ids of clients: `rid` in bodies, X-Request-Id in headers. PURE."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""RequestReader: the bytes of one connection to heads and bodies of requests, through httptools.
+"""RequestReader: parse the bytes of one connection to heads and bodies, through httptools.
 
-Owns the parser and the bounds on what is not yet a request. `connection` feeds it pieces and is
-told of events; when to read and what to answer is decided there.
+Owns the parser and the bounds on unfinished requests. `connection` feeds it pieces and receives its
+events, and decides when to read and what to answer.
 """
 
 from typing import Protocol
@@ -13,7 +13,7 @@ from ..limits import MAX_HEADER_BYTES
 from . import request_head
 from .errors import ApiError
 
-_PIECE = 1024  # bytes parsed at once where requests may end: bounds those that are parsed ahead
+_PIECE = 1024  # bytes parsed at once where requests may end; bounds requests parsed ahead
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Who is told what was read."""
+    """Receiver of the parser's events."""
 
     def head_began(self) -> None: ...
 
@@ -43,8 +43,8 @@ class RequestReader:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._parser = httptools.HttpRequestParser(self)
-        self._closed = False  # the last request said that it is the last
-        # of the request that is being read:
+        self._closed = False  # the last request asked to close the connection
+        # State of the request being read:
         self._in_head = False
         self._in_body = False
         self._is_upgrade = False
@@ -54,11 +54,11 @@ class RequestReader:
         self._headers: list[tuple[bytes, bytes]] = []
 
     def close(self) -> None:
-        """Let go of the parser, which refers back to us."""
+        """Release the parser, which refers back to this object."""
         del self._parser
 
     def read(self, data: bytearray) -> None:
-        """Take the next piece away from the front of `data`; ApiError when it breaks a rule."""
+        """Consume the next piece of `data`; raises ApiError when it breaks a rule."""
         if self._closed:
             data.clear()
             return
@@ -76,7 +76,7 @@ class RequestReader:
                 raise ApiError(400, "the target of the request is not a valid path") from None
             raise cause from None
         except httptools.HttpParserError as error:
-            if not self._closed:  # else it is about what follows
+            if not self._closed:  # else the error concerns bytes after the last request
                 raise ApiError(400, f"this is not HTTP/1.1: {error}") from None
         if self._unparsed > MAX_HEADER_BYTES and (self._in_head or self._in_body):
             raise ApiError(
@@ -84,9 +84,9 @@ class RequestReader:
             )
 
     def _head_without_upgrade(self) -> bytes:
-        """The head once more, as HTTP/1.1: the parser has taken the request for one without body.
+        """Rebuild the head as HTTP/1.1 without Upgrade, for which the parser assumes no body.
 
-        Whoever asks for another protocol must do without it when he is not told that he gets it.
+        A client that asks for another protocol continues in HTTP if the server ignores it.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -108,7 +108,7 @@ class RequestReader:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer, which nobody here has a use for
+        if self._in_head:  # else it is a trailer, which is ignored
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

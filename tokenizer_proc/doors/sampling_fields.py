@@ -1,8 +1,8 @@
-"""The sampling wishes that all three generation routes spell alike, and their translation.
+"""Sampling fields that all three generation routes share, and their translation.
 
 JSON null means unset for every field, and a whole number may be written as 4.0. Most bounds are
-checked in `wire.sampling`, by `Front.submit`; `respelled` gives its complaints the client's own
-field names back.
+checked in `wire.sampling`, by `Front.submit`; `respelled` maps its errors to the client's field
+names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ _SAME_NAME = tuple(
 def to_sampling(
     fields: SamplingFields, *, max_new_tokens: Number | None, min_new_tokens: Number | None
 ) -> SamplingParams:
-    """SamplingParams of what was set; defaults of the rest are SamplingParams' own."""
+    """Convert the fields that are set; the others keep SamplingParams' defaults."""
     given: dict[str, Any] = {
         name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None
     }
@@ -74,7 +74,7 @@ def _stop_token_ids(given: list[Number]) -> tuple[int, ...]:
 
 
 def _logit_bias(raw: msgspec.Raw) -> dict[int, float] | None:
-    """Counted before it is decoded: each entry has a colon, and no valid one has two."""
+    """Decode logit_bias after counting its entries by their colons."""
     if not is_set(raw):
         return None
     count = bytes(raw).count(b":")
@@ -87,13 +87,13 @@ def _logit_bias(raw: msgspec.Raw) -> dict[int, float] | None:
 
 @contextmanager
 def respelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Complaints that leave the block speak of the client's field names instead of ours."""
+    """Rename our field names in errors that leave the block to the client's names."""
     try:
         yield
     except InvalidRequest as error:
         message = error.message
         for ours, theirs in names.items():
-            # Plain words may belong to the sentence, unless they are its subject.
+            # A field name that is a plain word is replaced only as the subject of the message.
             if "_" in ours or message.startswith(f"{ours} "):
                 message = message.replace(ours, theirs, -1 if "_" in ours else 1)
         param = names.get(error.param, error.param)

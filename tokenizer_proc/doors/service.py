@@ -1,4 +1,4 @@
-"""Handlers that serve no text: health, and what the server is and does."""
+"""Handlers for health, model and server information, and cache control."""
 
 import asyncio
 from importlib.metadata import version
@@ -27,7 +27,7 @@ class Flushed(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """Gateways take `model_path` for the model's name, so it is the name that clients may use."""
+    """Model facts; `model_path` is the served name, which gateways use as the model's name."""
 
     model_path: str
     served_model_name: str
@@ -62,7 +62,7 @@ class InternalState(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """SGLang's names where it has them; null while the model loads."""
+    """Server facts, under SGLang's names where it has them; null while the model loads."""
 
     version: str
     status: str
@@ -83,7 +83,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 class KVEvents(msgspec.Struct, frozen=True):
-    """Where subscribers find the events of the prefix cache, in the words of SGLang."""
+    """Where subscribers find the KV events, in SGLang's form."""
 
     endpoint_host: str
     endpoint_port_base: int
@@ -109,12 +109,12 @@ def _status(front: Front) -> str:
 
 
 async def live(front: Front, exchange: Exchange) -> None:
-    """The front answers, whatever the other processes do."""
+    """Answer 200 as long as the front runs, whatever the other processes do."""
     await exchange.reply(200, Health("alive"))
 
 
 async def health(front: Front, exchange: Exchange) -> None:
-    """Ready to serve, as far as the front knows; nothing is asked of anybody."""
+    """Answer whether the server is ready, from what the front knows; sends no message."""
     try:
         _require_progress(front)
     except Refused as refused:
@@ -125,7 +125,7 @@ async def health(front: Front, exchange: Exchange) -> None:
 
 
 async def health_generate(front: Front, exchange: Exchange) -> None:
-    """One token through all three processes, if no request shows already that they work."""
+    """Answer after generating one token; if other requests are in flight, at once."""
     _require_progress(front)
     if front.in_flight == int(front.health.probe.running):
         async with exchange.connected():
@@ -145,7 +145,7 @@ async def flush_cache(front: Front, exchange: Exchange) -> None:
         timeout = 0.0 if given is None else float(given)
     except ValueError:
         raise InvalidRequest("timeout", "timeout must be a number of seconds") from None
-    await exchange.read_body()  # there is nothing in it for us
+    await exchange.read_body()  # its contents are ignored
     async with exchange.connected():
         pages = await front.flush_cache(timeout)
     await exchange.reply(200, Flushed(pages))
@@ -186,7 +186,7 @@ def _kv_events(info: SchedulerInfo) -> KVEvents | None:
 
 
 def _tcp(endpoint: str | None) -> tuple[str, int] | None:
-    """Host and port."""
+    """Return host and port of a tcp:// endpoint; None for any other."""
     if endpoint is None or not endpoint.startswith("tcp://"):
         return None
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

@@ -1,4 +1,4 @@
-"""Tally: what one request has delivered so far, for usage and for answers that are not streamed."""
+"""Tally: output of one request so far, for usage and for answers that are not streamed."""
 
 from ...wire.messages import Finish, StrOut
 
@@ -29,7 +29,7 @@ class Tally:
 
     @property
     def ended(self) -> Finish:
-        """How the request ended; only for one that did."""
+        """How the request ended; only valid after its last row."""
         if self.finish is None:
             raise RuntimeError("the request has not ended yet")
         return self.finish

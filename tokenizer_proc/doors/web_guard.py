@@ -1,8 +1,8 @@
-"""What keeps web pages out: whose requests are served, told by Host, Origin and content type.
+"""WebGuard: refuse requests that web pages send, told by Host, Origin and content type.
 
-A browser sends requests of any page to any address that it can reach, this server's among them. It
-names the page in Origin or Sec-Fetch-Site, and sends JSON only after it has asked. A page can also
-give its own name the address of this server (DNS rebinding); then only Host tells.
+A browser lets any page send requests to any address that it can reach, this server's included. It
+names the page in Origin or Sec-Fetch-Site, and sends JSON only after a preflight. A page can also
+point its own host name at this server (DNS rebinding); only Host reveals that.
 """
 
 import re
@@ -22,15 +22,15 @@ _JSON = re.compile(rb"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 
 class WebGuard:
     def __init__(self, allowed_hosts: Collection[str] = (), own_host: str = "localhost") -> None:
-        """`allowed_hosts`: names beside loopback ones that a Host header may have; `*` is any.
+        """Take `allowed_hosts`, valid in Host beside loopback names; `*` is any.
 
-        `own_host` is what the server listens on, and always allowed.
+        `own_host`, the address that the server listens on, is always allowed.
         """
         self._allowed = {name.lower().removesuffix(".") for name in (*allowed_hosts, own_host)}
         self._restricted = bool(allowed_hosts)
 
     def check(self, scope: Scope) -> None:
-        """Raise ApiError 400, 403 or 415 for a request that may not be served."""
+        """Raise ApiError 400, 403 or 415 for a request that must not be served."""
         headers = scope["headers"]
         host = next(iter(values(headers, b"host")), b"").decode("latin-1").lower()
         if host:
@@ -49,7 +49,7 @@ class WebGuard:
         if server is None or is_loopback(server[0]):
             pass
         elif not self._restricted or name == server[0]:
-            return  # whoever opened the server to a network may call it as he likes
+            return  # a server opened to a network may be called by any name
         raise ApiError(
             403,
             f"the Host header names {quoted(name)}; start the server with --allowed-hosts "
@@ -68,7 +68,7 @@ def _check_origin(headers: list[tuple[bytes, bytes]], host: str) -> None:
 
 
 def _check_content_type(headers: list[tuple[bytes, bytes]]) -> None:
-    """JSON, or nothing said: a browser that says nothing names its page, which was checked."""
+    """Accept JSON or no type: without a type a browser names its page, which was checked."""
     for value in values(headers, b"content-type"):
         kind = value.partition(b";")[0].strip().lower()
         if _JSON.fullmatch(kind) is None:

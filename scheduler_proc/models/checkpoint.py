@@ -1,8 +1,8 @@
 """The Checkpoint interface to a model's weights, with checks and readers for every format.
 
-Called by loader.py and packed.py. A Checkpoint reads a few rows of one tensor at a time, so loading
-never holds a whole tensor beside what it builds. File formats must not enter: see weights.py
-(safetensors), gguf_weights.py (GGUF) and dummy_weights.py (random).
+Called by loader.py and packed.py. A Checkpoint reads a few rows of one tensor at a time, so a
+loader need not hold whole tensors beside what it builds. File formats must not enter: see
+weights.py (safetensors), gguf_weights.py (GGUF) and dummy_weights.py (random).
 """
 
 import math

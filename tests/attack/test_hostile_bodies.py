@@ -1,4 +1,4 @@
-"""Bodies that are made to be expensive or wrong, and long texts: refused or served, in nobody's way."""
+"""Bodies made to be expensive or wrong, and long texts: refused or served, in nobody's way."""
 
 import json
 import random
@@ -114,7 +114,7 @@ def test_a_hostile_text(server: Server, name: str) -> None:
 
 
 def test_many_long_prompts_leave_room_for_another(server: Server) -> None:
-    """Calls of many long prompts keep neither a short nor a long prompt of somebody else waiting."""
+    """Calls of many long prompts do not keep the short or long prompt of another waiting."""
     long = "".join(random.Random(2).choices("abcdefghij", k=45_000))
     many = {"text": [long] * 30, "sampling_params": {"max_new_tokens": 1}}
     body = json.dumps(many).encode()

@@ -1,4 +1,4 @@
-"""Clients of the socket door that flood, lie, or never read: nobody else notices, HTTP is served."""
+"""Clients of the socket door that flood, lie, or never read: nobody else notices."""
 
 import json
 import random
@@ -39,7 +39,6 @@ WRONG: dict[str, bytes] = {
     "an unknown type": b'{"type":"x"}',
     "no type": b"{}",
     "an unknown key": b'{"type":"ping","seq":1,"zz":1}',
-    "a number of 65 bits": b'{"type":"ping","seq":18446744073709551616}',
     "lists in lists, packed": b"\x91" * 100_000 + b"\xc0",
     "lists in lists": b"[" * 100_000,
     "a map of 2**32 entries": b"\xdf\xff\xff\xff\xff",
@@ -167,7 +166,7 @@ def test_a_client_that_never_reads(server: Server) -> None:
 
 def test_a_borrowed_identity_aborts_nothing(server: Server) -> None:
     with Dealer(server, IDENTITY=b"victim") as victim, Dealer(server, IDENTITY=b"victim") as thief:
-        victim.socket.send(generate(text="hi", rid="v", sampling={"max_new_tokens": 60, **{}}))
+        victim.socket.send(generate(text="hi", rid="v", sampling={"max_new_tokens": 60}))
         thief.socket.send(b'{"type":"abort","rid":"v"}')
         while (kind := json.loads(victim.socket.recv()))["type"] == "delta":
             pass
@@ -193,9 +192,9 @@ def test_thousands_of_raw_connections(server: Server) -> None:
         try:
             for number in range(RAW_CONNECTIONS):
                 plain = socket.socket(socket.AF_UNIX)
-                plain.settimeout(30)
                 raw.append(plain)
-                plain.connect(server.door.removeprefix("ipc://"))
+                plain.connect(server.door.removeprefix("ipc://"))  # waits for room in the queue
+                plain.settimeout(30)
                 with suppress(ConnectionError):  # it has made room for a later one
                     plain.send((b"\xff" + bytes(8) + b"\x7f", b"GET / HTTP/1.1\r\n")[number % 2])
             assert is_healthy(server)

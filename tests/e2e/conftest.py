@@ -1,4 +1,4 @@
-"""What the whole-server tests share: one server on the embedded model in float32, and the oracle.
+"""Fixtures of the whole-server tests: a server on the embedded model, and the oracle.
 
 Servers run without any OMP setting, as a user starts them.
 """
@@ -25,7 +25,7 @@ def _shared_server() -> Iterator[Server]:
 
 @pytest.fixture
 def server(_shared_server: Server) -> Iterator[Server]:
-    """Shared by all tests that only ask; after each of them nothing may be held any more."""
+    """Server shared by all tests that only send requests; after each it must be idle."""
     yield _shared_server
     _shared_server.wait_until_idle()
     assert "Traceback" not in _shared_server.log
@@ -33,6 +33,6 @@ def server(_shared_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """For servers that follow each other in one place."""
+    """Directory for servers that run one after the other."""
     with server_home() as path:
         yield path

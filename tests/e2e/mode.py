@@ -1,4 +1,4 @@
-"""The mode in which the whole-server tests run: `make modes` runs them in each, CI in float32."""
+"""The weight mode of the whole-server tests: `make modes` runs them in each, CI in float32."""
 
 import os
 
@@ -9,5 +9,5 @@ DTYPE = os.environ.get("SERVER_DTYPE", "float32")
 # was seen to do to some 300 ids of this model (bfloat16 0.21, int8 0.75, int4 1.67).
 NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.4, "int8": 1.5, "int4": 3.4}[DTYPE]
 
-# Rows are computed by integer sums in a fixed order: batch-mates change no bit.
+# Integer sums in a fixed order: batch-mates change no bit.
 BITWISE = DTYPE in ("int8", "int4")

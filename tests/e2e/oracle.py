@@ -1,8 +1,7 @@
-"""The judge of greedy answers: transformers over the same GGUF file, dequantised to float32.
+"""Oracle of greedy answers: transformers over the same GGUF file, dequantised to float32.
 
-One forward pass over prompt and answer says for each position which id is the greedy one and by how
-much it wins. If every id of the answer is the winner at its place, the answer is what transformers
-itself would have generated, by induction over its length.
+One forward pass over prompt and answer gives the greedy id and its margin at each position. If
+every id of the answer is greedy, then by induction transformers would have generated that answer.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ END = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer leaves the greedy path, and how far its id is behind the winner."""
+    """Position where an answer is not greedy, and its logit's distance from the greedy one's."""
 
     place: int
     id: int
@@ -35,7 +34,7 @@ class Oracle:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name
         )
-        # transformers reads GPT-2's way of splitting; this vocabulary takes digits one by one.
+        # transformers assumes GPT-2's splitting; this vocabulary splits digits one by one.
         self.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -63,7 +62,7 @@ class Oracle:
         return self.encode_text(text)
 
     def differences(self, prompt: list[int], answer: tuple[int, ...]) -> list[Difference]:
-        """Remembered: configurations that give the same answer cost one pass together."""
+        """Compare an answer with the greedy one; cached, as configurations often agree."""
         key = (tuple(prompt), answer)
         if key not in self._judged:
             self._judged[key] = self._judge(prompt, answer)
@@ -82,7 +81,7 @@ class Oracle:
 
 
 def margins(model: torch.nn.Module, prompt: list[int], ids: list[int]) -> torch.Tensor:
-    """How far each id is behind the winner at its place."""
+    """Return how far each id's logit is below the greedy one's."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *ids[:-1]]])).logits[0, -len(ids) :]
     return logits.max(-1).values - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]

@@ -1,6 +1,6 @@
-"""Twenty varied prompts, and how to ask for their greedy ids: texts by HTTP, chats by socket.
+"""Twenty varied prompts and their greedy ids: texts over HTTP, chats over the socket.
 
-Prompts are as a user gives them; the oracle makes its own ids of them with transformers.
+Prompts are texts; the oracle encodes them itself with transformers.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Answer:
 
 
 def _long_text(words: int) -> str:
-    """Text without a short period, so that a wrong position shows."""
+    """Return text without a short period, so that a wrong position shows."""
     picked = [
         _WORDS[i * i % 31 % len(_WORDS)] + ("." if i % 17 == 16 else "") for i in range(words)
     ]
@@ -77,7 +77,7 @@ PROMPTS = [
 
 
 async def ask(server: Server, prompts: list[Prompt]) -> list[Answer]:
-    """All at once."""
+    """Send all prompts concurrently."""
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http,
         AsyncClient(server.door, timeout=TIMEOUTS) as socket,

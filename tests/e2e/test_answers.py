@@ -1,4 +1,4 @@
-"""What answers carry: seeds that mean the same in a crowd, stop strings, usage, cached tokens."""
+"""Contents of answers: seeds in a crowd, stop strings, usage, cached tokens."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 
 def post_all(server: Server, route: str, bodies: list[dict[str, object]]) -> list[Any]:
-    """All at once; the JSON of each answer."""
+    """Post all bodies concurrently; return the JSON of each answer."""
 
     async def scenario() -> list[Any]:
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
@@ -68,7 +68,7 @@ def test_without_a_seed_answers_differ(server: Server) -> None:
 
 
 def test_stop_strings_across_token_borders(server: Server) -> None:
-    """Every piece of three characters of a long answer, as a stop string: cut before it."""
+    """Every 3-character piece of a long answer, as a stop string, cuts the answer before it."""
     whole = server.generate(TEXT, max_new_tokens=24, ignore_eos=True)["text"]
     assert len(whole) > 60
     stops = [whole[i : i + 3] for i in range(5, 60, 4)]
@@ -129,7 +129,8 @@ def test_usage(server: Server) -> None:
 
 
 def test_the_second_turn_of_a_chat_reuses_the_first(server: Server) -> None:
-    """All whole pages of the first turn, its answer included, but for its last token."""
+    """The second turn reuses all whole pages of the first, its answer included, but for its last
+    token."""
     chat = [
         {"role": "system", "content": "You know everything about lighthouses and tell it gladly."},
         {"role": "user", "content": "Who looks after the light when its keeper sleeps?"},

@@ -1,4 +1,4 @@
-"""The clients that people use, against the real server, and several kinds of them at one time."""
+"""Common client libraries against the real server, several kinds at one time."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ def test_curl_streams_while_a_socket_client_streams(server: Server) -> None:
 
 
 def test_socket_clients(server: Server) -> None:
-    """Sync, whole and streamed, found by the server's address; the answers of HTTP."""
+    """Sync socket clients, whole and streamed, find the door by port and get HTTP's answers."""
     expected = server.generate(TEXT, max_new_tokens=LIMIT)
     with Client(server.door) as client:
         assert client.ping().model == MODEL
@@ -140,7 +140,7 @@ def test_socket_clients(server: Server) -> None:
 
 
 def test_chat_in_a_pipe(server: Server) -> None:
-    """`tokenloom chat` answers line by line, and the second answer knows the first turn."""
+    """`tokenloom chat` answers line by line, and the second answer sees the first turn."""
     questions = ["Name three colours.", "Which of them do you like?"]
     flags = ["--address", server.door, "--temperature", "0", "--max-new-tokens", str(LIMIT)]
     chat = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sixty-four streams at once over a pool too small for them: answers as alone, and nothing lost."""
+"""Sixty-four concurrent streams over a pool too small for them get the answers they get alone."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ from tokenloom.client import AsyncClient
 pytestmark = pytest.mark.slow
 
 POOL = 400
-# All are let in as fast as they fit, hardly any growth is reserved for: some must be taken back.
+# Low conservativeness: requests are admitted as soon as they fit, so some must be retracted.
 FLAGS = (
     *("--kv-tokens", str(POOL), "--page-size", "8"),
     *("--schedule-conservativeness", "0.05", "--mixed-chunk-size", "0"),
 )
 LONG, LENGTHS = 40, (2, 3, 5, 8)
-IDLE_CHECK_S = 1.3  # the scheduler audits its books after a second without messages
+IDLE_CHECK_S = 1.3  # the scheduler audits its pages after a second without messages
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Asked:
 
 
 def sixty_four(oracle: Oracle) -> list[Asked]:
-    """A shared opening, endings of 1 to 40 tokens, every fourth answer sampled.
+    """Requests with a common prefix, tails of 1 to 40 tokens, every fourth one sampled.
 
-    Those with long answers come first: they fill the pool and then outgrow it together.
+    Those with long answers come first, so that they fill the pool and outgrow it together.
     """
     opening = oracle.encode_text("The harbour master wrote down every ship that came in. " * 6)
     ending = oracle.encode_text("Among them were a schooner with red sails, " * 5)
@@ -53,7 +53,7 @@ def sixty_four(oracle: Oracle) -> list[Asked]:
 
 
 async def stream_all(server: Server, asked: list[Asked]) -> list[list[int]]:
-    """Ids by streams of both doors, half of them each."""
+    """Return ids from streams, half of them over each door."""
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http,
         AsyncClient(server.door, timeout=TIMEOUTS) as socket,

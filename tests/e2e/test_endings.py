@@ -1,4 +1,4 @@
-"""How a server ends: killed anywhere, told to stop while streams run, started again on its port."""
+"""How a server ends: killed at any point, stopped while streams run, restarted on its port."""
 
 import os
 import re
@@ -29,11 +29,11 @@ PROMPT = "Once upon a time"
 
 
 class Streams:
-    """Two streams in the middle of their answers, one by each door; threads tell how they end."""
+    """Two running streams, one per door; threads record how they end."""
 
     def __init__(self, server: Server, max_new_tokens: int) -> None:
         self.texts: list[str] = []
-        self.told: list[str] = []  # error messages of the server, one for each stream at most
+        self.told: list[str] = []  # error messages from the server, at most one per stream
         self.errors: list[Exception] = []
         options = {"max_new_tokens": max_new_tokens, "ignore_eos": True}
         self._http = server.stream(PROMPT, **options)
@@ -145,7 +145,7 @@ def test_killed_launcher_leaves_nothing_and_its_remains_are_reclaimed(home: Path
 
 @pytest.mark.parametrize("when", ["imports", "loads"])
 def test_launcher_killed_during_start_leaves_nothing(when: str) -> None:
-    """The scheduler is met before it watches its launcher, or in the middle of reading weights."""
+    """The scheduler is caught before it watches its launcher, or while it reads weights."""
     with started_server(*FLAGS) as server:
         server.child("scheduler")
         if when == "loads":
@@ -155,13 +155,13 @@ def test_launcher_killed_during_start_leaves_nothing(when: str) -> None:
 
 
 def test_launcher_killed_before_its_children_can_see_it_leaves_nothing() -> None:
-    """The scheduler is stopped as soon as it exists and goes on when its launcher is long gone."""
+    """The scheduler is stopped as soon as it exists and resumed after its launcher has died."""
     with started_server(*FLAGS) as server:
         scheduler = server.child("scheduler")
         scheduler.suspend()
         server.process.kill()
         server.process.wait(PATIENCE_S)
-        if scheduler.is_running():  # else the kernel has ended it, stopped or not
+        if scheduler.is_running():  # else the kernel has killed it already
             scheduler.resume()
         server.assert_nothing_lives()
 
@@ -199,7 +199,7 @@ def test_draining_server_says_so_and_takes_no_more() -> None:
 
 
 def test_drain_ends_streams_that_take_too_long() -> None:
-    """Each with its one last word, by either door."""
+    """Each stream gets exactly one terminal message, over either door."""
     with (
         running_server(*FLAGS, "--drain-timeout", "0.1") as server,
         server.stream(PROMPT, **LONG) as by_http,
@@ -233,7 +233,7 @@ def test_second_signal_ends_at_once() -> None:
 
 
 def test_starts_again_on_the_same_port_at_once(home: Path) -> None:
-    """Also while a client of the first server still holds its connection."""
+    """Also while a client of the first server keeps its connection open."""
     with running_server(*FLAGS, home=home) as first:
         port = str(first.port)
         with httpx.Client(timeout=PATIENCE_S) as held:
@@ -244,7 +244,7 @@ def test_starts_again_on_the_same_port_at_once(home: Path) -> None:
 
 
 def test_two_servers_side_by_side(home: Path, server: Server) -> None:
-    """In one TMPDIR; and a third on a port that is taken says so without harm to its owner."""
+    """Two servers share a TMPDIR; a third fails to bind a taken port without harm to its owner."""
     with (
         running_server(*FLAGS, home=home) as one,
         running_server(*FLAGS, "--served-model-name", "other", home=home) as two,
@@ -263,7 +263,7 @@ def test_two_servers_side_by_side(home: Path, server: Server) -> None:
 
 
 def test_loading_server_answers_health(home: Path) -> None:
-    """The scheduler is held while it loads, so that the front is met without it."""
+    """The scheduler is stopped while it loads, so that the front answers without it."""
     with httpx.Client() as client, started_server(*FLAGS, home=home) as server:
         scheduler = server.child("scheduler")
         scheduler.suspend()

@@ -1,6 +1,6 @@
-"""Greedy ids of twenty varied prompts equal those of transformers, however the work is batched.
+"""Greedy ids of twenty varied prompts equal those of transformers, however they are batched.
 
-Each configuration is asked twice: what the first round left in the prefix cache serves the second.
+Each configuration is asked twice; the second round hits the prefix cache of the first.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def assert_greedy(oracle: Oracle, answers: list[Answer]) -> None:
 
 
 def test_cold_then_warm(fresh: Server, oracle: Oracle) -> None:
-    """Two configurations are cold for a crowd and warm for each alone, two the other way."""
+    """Two configurations ask all at once when cold and one by one when warm, two the other way."""
     info = fresh.info()
     page_size, chunk = info["page_size"], info["chunked_prefill_size"]
     alone_first = (page_size, chunk) in ((16, 32), (1, 0))

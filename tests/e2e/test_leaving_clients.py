@@ -1,4 +1,4 @@
-"""Clients that leave in the middle: their requests end and their pages are free at once."""
+"""Clients that disconnect midway: their requests end and their pages are freed at once."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ def by_event_stream(server: Server) -> Callable[[], None]:
 
 
 def by_reset(server: Server) -> Callable[[], None]:
-    """A connection that is cut without a goodbye."""
+    """Reset the connection."""
     connection = _post(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 3000})
     return lambda: _reset(connection)
 
 
 def by_half_closed_wait(server: Server) -> Callable[[], None]:
-    """A client that waits for a whole answer, and goes."""
+    """Close the connection while waiting for a whole answer."""
     connection = _post(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 3000})
     return connection.close
 
@@ -39,7 +39,7 @@ def by_half_closed_wait(server: Server) -> Callable[[], None]:
 def by_socket_abort(server: Server) -> Callable[[], None]:
     client = Client(server.door)
     answer = client.generate(input_ids=PROMPT, **LONG)  # type: ignore[arg-type]
-    deltas = iter(answer)  # a loop that lost its iterator would have been left
+    deltas = iter(answer)  # keep the iterator: dropping it would abort the request
     next(deltas)
 
     def leave() -> None:
@@ -51,7 +51,7 @@ def by_socket_abort(server: Server) -> Callable[[], None]:
 
 
 def by_socket_close(server: Server) -> Callable[[], None]:
-    """The connection goes; nobody says Abort."""
+    """Close the socket without sending Abort."""
     client = Client(server.door)
     deltas = iter(client.generate(input_ids=PROMPT, **LONG))  # type: ignore[arg-type]
     next(deltas)
@@ -84,10 +84,10 @@ WAYS = [by_event_stream, by_reset, by_half_closed_wait, by_socket_abort, by_sock
 def test_pages_are_free_within_two_steps(
     server: Server, come: Callable[[Server], Callable[[], None]]
 ) -> None:
-    """ABT-01, ABT-09: the scheduler counts steps and makes no more once the request is gone.
+    """After the client has left, the scheduler makes at most two more steps.
 
-    The first number is read before the client leaves, which may cost a step, and a busy machine may
-    let the news wait: the best of a few tries shows what the server itself needs.
+    The first count is read before the disconnect, and a busy machine may delay the abort, so the
+    best of a few tries counts.
     """
     needed = []
     for _ in range(4):
@@ -103,7 +103,7 @@ def test_pages_are_free_within_two_steps(
 
 
 def test_leaving_while_the_prompt_is_computed(server: Server) -> None:
-    """Also pages of a prompt that is only partly computed, and the place in the queue."""
+    """Pages of a partly computed prompt and the place in the queue are freed too."""
     prompt = [5 + i % 7001 for i in range(6000)]
     connections = [_post(server, "/v1/completions", {"prompt": prompt[i:]}) for i in range(3)]
     wait_for(lambda: server.stats()["used_tokens"] >= 512)

@@ -1,4 +1,5 @@
-"""Adapters through the whole server: peft's answers, the law of packed modes, loads while asked.
+"""Adapters through the whole server: answers equal to peft's, batch invariance, loads under
+traffic.
 
 Adapters are random and change nearly every answer, so that a wrong one shows at once.
 """
@@ -25,7 +26,7 @@ from tokenloom.client.errors import RequestRefused
 pytestmark = pytest.mark.slow
 
 RANKS = {"a": 4, "b": 8, "c": 16}
-Ask = tuple[str | None, list[int]]  # the adapter, the prompt
+Ask = tuple[str | None, list[int]]  # adapter, prompt
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def _packed(root: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def packed(_packed: Server) -> Iterator[Server]:
-    """After each test nobody holds anything, and the adapters are those of the start."""
+    """Server in a packed mode; after each test it must be idle, with the initial adapters."""
     yield _packed
     _packed.wait_until_idle()
     with Client(_packed.door, timeout=TIMEOUTS) as client:
@@ -96,7 +97,7 @@ def adapted(oracle: Oracle, root: Path) -> PeftModel:
 
 
 def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> None:
-    """Four kinds in one step, three ranks; the prefix is the same for all four."""
+    """Four variants in one step, of three ranks, with the same prefix."""
     prompts = 2
     asks = crowd(prompts)
     with running_server("--dtype", DTYPE, "--kv-tokens", "4096", *flags(root)) as server:
@@ -115,7 +116,7 @@ def test_greedy_ids_of_a_crowd_are_those_of_peft(root: Path, oracle: Oracle) -> 
 
 
 def test_answers_out_of_a_crowd_equal_those_alone(packed: Server) -> None:
-    """Bit for bit, though two slots serve three adapters and the pool overflows."""
+    """Equal bit for bit, though two slots serve three adapters and the pool overflows."""
     asks = crowd(5)
     for place, (ask, ids) in enumerate(zip(asks, together(packed, asks, 24), strict=True)):
         assert ids == answer(packed, ask, 24, cache_salt=f"alone {place}"), (place, ask[0])
@@ -137,7 +138,7 @@ LONG = 48
 
 
 def test_answers_end_on_the_weights_that_they_began_with(packed: Server) -> None:
-    """One name: two loads replace each other and it is unloaded, by either door, under streams."""
+    """Running streams keep their weights while their adapter is replaced twice and unloaded."""
     url = packed.url
     with Client(packed.door, timeout=TIMEOUTS) as client:
         alone = {}
@@ -175,7 +176,7 @@ def test_answers_end_on_the_weights_that_they_began_with(packed: Server) -> None
 
 
 def test_a_reload_gives_the_same_weights(packed: Server) -> None:
-    """Slots are fewer than adapters: each is evicted from its slot, and loaded anew."""
+    """With fewer slots than adapters, each is evicted from its slot and reloaded."""
     with Client(packed.door, timeout=TIMEOUTS) as client:
         before = {name: answer(packed, (name, PROMPT), 16) for name in RANKS}
         for _ in range(3):

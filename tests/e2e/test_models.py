@@ -1,4 +1,4 @@
-"""Models other than the embedded one, from disk to a chat: a directory, a GGUF path, no weights."""
+"""Models other than the embedded one: a directory, a GGUF path, dummy weights."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Path:
 
 
 def behind(path: Path, prompt: list[int], answer: list[int]) -> float:
-    """By how much, in transformers, the worst id of an answer loses against the greedy one."""
+    """Return the largest logit gap between an id of the answer and transformers' greedy id."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     return float(margins(model, prompt, answer).max())
 
@@ -76,7 +76,7 @@ def test_gguf_path_and_its_limits_by_flags() -> None:
 
 
 def test_dummy_weights(tiny: Path, tmp_path: Path) -> None:
-    """Configuration and tokenizer are enough; the answers mean nothing but are the same again."""
+    """Config and tokenizer suffice; answers are meaningless but repeatable."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny / name).read_bytes())
     with running_server(*FLAGS, "--model", str(tmp_path), "--load-format", "dummy") as server:

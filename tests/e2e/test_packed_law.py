@@ -1,7 +1,7 @@
-"""The law of the int8 and int4 modes through the whole server: the same bits in any company.
+"""int8 and int4 answers through the whole server do not depend on batch-mates, bit for bit.
 
-No near tie is excused here: integer sums leave nothing to rounding, so greedy and seeded answers
-out of a crowd on a small pool equal the same requests alone, token for token.
+No near tie is excused: integer sums round nothing, so greedy and seeded answers from a crowd on a
+small pool equal those of the same requests alone.
 """
 
 import asyncio

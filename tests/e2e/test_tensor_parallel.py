@@ -1,4 +1,4 @@
-"""A server of two ranks: the answers of one process, and an end that leaves nothing behind."""
+"""A server of two ranks gives the answers of one process and leaves nothing behind."""
 
 import signal
 from pathlib import Path
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Path:
 
 
 def answers(server: Server) -> list[list[int]]:
-    """Greedy ones side by side, a drawn one, and one more over what was cached."""
+    """Return ids of concurrent greedy requests, a sampled one, and one that hits the cache."""
     streams = [server.stream(prompt, max_new_tokens=64, ignore_eos=True) for prompt in PROMPTS]
     found = [stream.last()["output_ids"] for stream in streams]
     for stream in streams:

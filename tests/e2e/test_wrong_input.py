@@ -1,4 +1,4 @@
-"""Wrong input at every door: refused by name, with the limit, and the next request is served."""
+"""Wrong input at every door is refused with the field and the limit; the next request is served."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ ROUTES = list(PROMPT)
 
 
 def body(route: str, prompt: object = ..., **sampling: object) -> dict[str, Any]:
-    """A right body of that route, but for what is given."""
+    """Return a valid body of that route with the given changes."""
     if prompt is ...:
         right: dict[str, object] = {"/v1/chat/completions": [{"role": "user", "content": "Hi"}]}
         prompt = right.get(route, [1, 2, 3])
@@ -234,7 +234,7 @@ class RawClient:
         self._socket.connect(server.door)
 
     def ask(self, payload: bytes) -> dict[str, Any]:
-        """The terminal message that answers `payload`."""
+        """Return the terminal message that answers `payload`."""
         self._socket.send(payload)
         while True:
             assert self._socket.poll(PATIENCE_S * 1000), "no answer"

@@ -1,7 +1,7 @@
-"""A server of /v1/completions that says words without a model; how it behaves is in the model name.
+"""A fake server of /v1/completions without a model; the model name selects its behaviour.
 
-In a thread for tests (`FakeOpenAI`), or as a program that takes a peer's command line and looks at
---port alone. It is written against the protocol, not against our client: plain asyncio streams.
+Runs in a thread for tests (`FakeOpenAI`), or as a program that takes a peer's command line and
+reads --port alone. Written from the protocol, not from our client, with plain asyncio streams.
 """
 
 import argparse
@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-CACHED = 3  # what every answer says of its prompt
+CACHED = 3  # cached prompt tokens in every answer
 BEHAVIOURS = (
     "fine",
     "bytewise",  # every byte in a write of its own
     "silent",  # without usage
     "short",  # half as many tokens as asked for
     "refuses",  # 503
-    "cuts",  # the connection ends after the first token
+    "cuts",  # closes the connection after the first token
     "ends-early",  # a whole HTTP message without [DONE] and usage
     "fails",  # an error frame after the first token
     "garbles",  # no JSON
     "hangs",  # nothing after the first token
-    "closes",  # answers, says keep-alive and closes
+    "closes",  # answers with keep-alive, then closes
 )
 
 
 @dataclass
 class FakeOpenAI:
-    """`asked` holds the bodies in the order in which they came, `most` the most at one time."""
+    """`asked` holds the request bodies in order of arrival, `most` the highest concurrency."""
 
     models: tuple[str, ...] = BEHAVIOURS
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class FakeOpenAI:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection may go on."""
+        """Serve one request; return whether the connection may be reused."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         request_line, *lines = head.strip().split("\r\n")
         headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}

@@ -1,4 +1,4 @@
-"""The hash model of the simulation, under the name that tests of core and runner know it by."""
+"""The simulation's hash model, re-exported for the tests of core and runner."""
 
 from tokenloom.bench.simulation.hash_model import (
     EOS,

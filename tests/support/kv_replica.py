@@ -1,4 +1,4 @@
-"""A reader of KV events, who must come to hold what the tree holds; and what the tree holds."""
+"""Replica: a subscriber of KV events, to compare with the contents of the prefix tree."""
 
 from support.scheduling import Bench
 
@@ -8,7 +8,7 @@ Ids = tuple[int, ...]
 
 
 class Replica:
-    """A reader of the stream: every cached page as the ids of its whole prefix."""
+    """Cached pages rebuilt from events, each as the ids of its whole prefix."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size

@@ -1,7 +1,7 @@
 """Requests over a paged cache, for the tests of the attention kernels.
 
-Whatever a kernel must not read is NaN: slots of no request, page 0, the heads of k and v beside q,
-the output. Pages are dealt out in a random order, and so are the rows of the page table.
+Memory that a kernel must not read is NaN: unused slots, page 0, the k and v heads beside q, the
+output. Pages and rows of the page table are assigned in random order.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 
 from tokenloom.kernels.paged_attention import paged_attention_reference
 
-# What rounding of the output and, in float16, of the weights costs; values are about 1.
+# Tolerances for rounding the output and, in float16, the weights; values are about 1.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # (query heads, KV heads), head size, page size, types of the queries and of the cache
@@ -64,7 +64,7 @@ class PagedCase:
         return torch.full(self.q.shape, torch.nan, dtype=self.q.dtype)
 
     def alone(self, index: int) -> "PagedCase":
-        """The same request without the others."""
+        """Return a case with request `index` alone."""
         start, end = self.query_starts[index : index + 2].tolist()
         return PagedCase(
             self.q[start:end],
@@ -124,7 +124,7 @@ def make_case(
 
 
 def spread_over(case: PagedCase, slot_stride: int) -> None:
-    """Move the caches of `case` into memory that is mostly never touched: far apart slots."""
+    """Move the caches of `case` to slots `slot_stride` apart, in mostly untouched memory."""
     slots, kv_heads, head_dim = case.k_cache.shape
     row = kv_heads * head_dim
     memory = torch.empty(slots * slot_stride, dtype=case.k_cache.dtype)

@@ -1,4 +1,4 @@
-"""Random adapters made and saved by peft, which is the oracle of ours."""
+"""Random adapters made and saved by peft, the reference for ours."""
 
 import copy
 import warnings
@@ -17,7 +17,7 @@ EVERY_MODULE = [
 def save_adapter(
     base: transformers.PreTrainedModel, directory: Path, seed: int = 0, **options: object
 ) -> PeftModel:
-    """A copy of `base` with an adapter that changes much; its files are in `directory`."""
+    """Save an adapter that changes much to `directory`; return a copy of `base` with it applied."""
     torch.manual_seed(seed)
     config = LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **options)
     with warnings.catch_warnings():

@@ -1,8 +1,7 @@
-"""The chat templates that a public package carries: they are fetched for tests and never committed.
+"""Chat templates from a public package, fetched for tests and never committed.
 
 `python tests/support/public_templates.py` puts them into build/chat-templates (`make test` does so
-once). They are in the source archive of llama-cpp-python; pip fetches it, with pip's own
-configuration, and only the templates are kept.
+once). pip downloads the source archive of llama-cpp-python, from which only the templates are kept.
 """
 
 import subprocess
@@ -18,12 +17,12 @@ _INSIDE = "/vendor/llama.cpp/models/templates/"
 
 
 def public_templates() -> list[Path]:
-    """Empty where they have not been fetched."""
+    """Return the fetched templates; empty if they have not been fetched."""
     return sorted(DIRECTORY.glob("*.jinja"))
 
 
 def fetch() -> int:
-    """Download and unpack; returns how many templates there are now."""
+    """Download and unpack the templates; return their number."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable,

@@ -1,4 +1,4 @@
-"""A scheduler under test together with its hash model, its clients' view and its laws."""
+"""Bench: a scheduler with its hash model and its clients' view; each step checks invariants."""
 
 from array import array
 from collections import deque
@@ -35,7 +35,7 @@ def prompt(length: int, seed: int = 1) -> list[int]:
 
 
 class Bench:
-    """`answers` and `finishes`: what the detokenizer has been told. Laws hold after each call."""
+    """`answers` and `finishes` hold the detokenizer's messages. Each call checks the invariants."""
 
     def __init__(
         self,
@@ -55,9 +55,7 @@ class Bench:
         overlap: bool = False,
         **more: object,
     ) -> None:
-        """`more`: fields of SchedulingConfig by their own names. `overlap`: results come one step
-        late.
-        """
+        """`more` sets fields of SchedulingConfig; with `overlap` results come one step late."""
         settings = SchedulingConfig(
             max_running_requests=max_running,
             max_prefill_tokens=max_prefill,
@@ -90,7 +88,7 @@ class Bench:
         self.order: list[int] = []  # rids by first token
         self.drained = False
         self.starts: list[int] = []  # rids, one for each admission
-        self._overtakers: dict[int, set[int]] = {}  # of who waits: later arrivals that started
+        self._overtakers: dict[int, set[int]] = {}  # waiting rid -> later arrivals that started
         self.now = 0.0
         self.flushed: list[FlushOut] = []
         self.lora_news: list[LoRALoaded | LoRAUnloaded] = []
@@ -124,7 +122,7 @@ class Bench:
         self.turn()
 
     def turn(self) -> None:
-        """What the loop does about adapters between steps."""
+        """Exchange adapter messages with the scheduler, as the loop does between steps."""
         loras = self.runner.loras
         loras.follow(self.scheduler.take_lora_orders())
         for loaded in loras.take_loaded():
@@ -146,21 +144,21 @@ class Bench:
         return set(self.scheduler._running)
 
     def step(self, *, meanwhile: Sequence[ToScheduler] = ()) -> bool:
-        """One step; `meanwhile` arrives while it is in flight. False if nothing was to be done."""
+        """Run one step; `meanwhile` arrives while it is in flight. Return whether there was one."""
         if len(self.in_flight) == self.most_in_flight:
             self.land()
         planned = self.launch()
         for message in meanwhile:
             self.send(message)
         if not self.in_flight:
-            self.expire(self.now)  # says what has ended without a step
+            self.expire(self.now)  # collects requests that ended without a step
             return False
         if len(self.in_flight) == self.most_in_flight or not planned:
             self.land()
         return True
 
     def launch(self) -> bool:
-        """False if nothing is to be computed, or not before a result is known."""
+        """Launch a step; return False if there is none, or none before a result is known."""
         batch = self.scheduler.get_next_batch_to_run()
         if batch is not None:
             self.in_flight.append(self.runner.launch(batch))
@@ -168,7 +166,7 @@ class Bench:
         return batch is not None
 
     def land(self) -> None:
-        """The oldest step in flight."""
+        """Process the result of the oldest step in flight."""
         result = self.in_flight.popleft().result()
         self._note(self.scheduler.process_batch_result(result))
         self.turn()
@@ -184,7 +182,7 @@ class Bench:
         raise AssertionError(f"not idle after {limit} steps")
 
     def expected(self, rid: int) -> list[int]:
-        """The answer of the same request alone."""
+        """Return the answer of the same request alone."""
         request = self.requests[rid]
         prompt = array("i")
         prompt.frombytes(request.input_ids)
@@ -205,7 +203,7 @@ class Bench:
                 assert got == self.expected(rid)[: len(got)], f"request {rid}, cut short"
 
     def assert_clean(self) -> None:
-        """Idle: every page is free or cached and unlocked, every row is free."""
+        """Assert that, when idle, every row is free and every page free or cached and unlocked."""
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.used_tokens) == (0, 0, 0)
         assert stats.free_rows == self.scheduler._settings.max_running_requests
@@ -213,14 +211,14 @@ class Bench:
         self.scheduler.check()
 
     def audit(self) -> None:
-        """What an idle loop does."""
+        """Audit pages as an idle loop does."""
         problems: list[str] = []
         while self.scheduler.on_idle(problems.append):
             pass
         assert not problems
 
     def _watch_starts(self) -> None:
-        """Every admission is noted, and held to the law of ageing."""
+        """Record every admission and check that none was passed over too often."""
         queue, settings = self.scheduler._waiting, self.scheduler._settings
         start = queue.start
         ages = settings.schedule_policy != "priority" and settings.preemption_threshold is None

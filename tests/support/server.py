@@ -1,7 +1,7 @@
-"""A whole server for the tests: `python -m tokenloom serve` as a user starts it, and its remains.
+"""A real server for the tests: `python -m tokenloom serve` as a user starts it.
 
-Each server has a home of its own: its working directory, by which its processes are found, and its
-TMPDIR, in which all sockets lie. Leaving `running_server` stops it and checks that nothing stays.
+Each server has its own home: the working directory by which its processes are found, and the TMPDIR
+of its sockets. Leaving `running_server` stops it and checks that nothing is left.
 """
 
 import json
@@ -21,16 +21,16 @@ import httpx
 import psutil
 
 CHILDREN = {"tokenizer", "scheduler", "detokenizer"}
-# The machine may be busy with other work: a deadline only tells a hang from slowness.
+# Generous, since the machine may be busy: a deadline only detects hangs.
 PATIENCE_S = 300.0
-GONE_S = 5.0  # within which nothing of a server may live any more
+GONE_S = 5.0  # until every process of a server must have ended
 _SERVING = "tokenloom is serving "
 
 
 def wait_for(
     condition: Callable[[], Any], seconds: float = PATIENCE_S, *, every: float = 0.01
 ) -> Any:  # noqa: ANN401
-    """Poll until the condition is true and give its value; fails at the deadline."""
+    """Poll until the condition is true and return its value; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not true within {seconds} s"
@@ -39,7 +39,7 @@ def wait_for(
 
 
 class Server:
-    """One launcher with its children. `home` may be shared by servers that follow each other."""
+    """One launcher with its children. Consecutive servers may share `home`."""
 
     def __init__(self, home: Path, *flags: str) -> None:
         self.home = home
@@ -75,31 +75,31 @@ class Server:
 
     @property
     def door(self) -> str:
-        """The address of the socket door."""
+        """Address of the socket door."""
         return f"ipc://{self.home}/tokenloom-{os.geteuid()}/port-{self.port}.sock"
 
     @property
     def log(self) -> str:
         return self._stderr.read_text()
 
-    # -- what it says
+    # -- requests
 
     def info(self) -> dict[str, Any]:
         found: dict[str, Any] = self.http.get(f"{self.url}/get_server_info").json()
         return found
 
     def stats(self) -> dict[str, Any]:
-        """The scheduler's numbers; asks again while it is too busy to answer in time."""
+        """Return the scheduler's numbers; retry while it is too busy to answer."""
         return wait_for(lambda: self.info()["scheduler"])
 
     def post(self, route: str, **body: object) -> Any:  # noqa: ANN401
-        """The JSON of an answer that must be a 200."""
+        """Return the JSON of an answer, which must be a 200."""
         answer = self.http.post(f"{self.url}{route}", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def generate(self, prompt: str | list[int], **sampling: object) -> Any:  # noqa: ANN401
-        """/generate, greedy unless told."""
+        """Call /generate, greedy by default."""
         name = "text" if isinstance(prompt, str) else "input_ids"
         return self.post(
             "/generate", **{name: prompt, "sampling_params": {"temperature": 0.0, **sampling}}
@@ -109,7 +109,7 @@ class Server:
         return Stream(self.url, prompt, {"temperature": 0.0, **sampling})
 
     def wait_until_idle(self) -> dict[str, Any]:
-        """Nothing runs or waits, no page is held, every row is free; gives the numbers."""
+        """Wait until no request, page or row is held; return the scheduler's numbers."""
 
         def idle() -> dict[str, Any] | None:
             info = self.info()
@@ -127,10 +127,10 @@ class Server:
     # -- its processes
 
     def alive(self) -> dict[str, psutil.Process]:
-        """Whatever lives of it, the launcher too, by name; orphans are found as well.
+        """Return all live processes by name, the launcher and orphans included.
 
-        A process that is being torn down shows no directory any more, so what was seen once is
-        remembered until it is gone or a zombie.
+        An exiting process has no working directory, so each one seen is remembered until it is gone
+        or a zombie.
         """
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # gone, or not ours
@@ -139,12 +139,12 @@ class Server:
         return {name: process for process, name in self._seen.items() if _lives(process)}
 
     def child(self, name: str) -> psutil.Process:
-        """The process with that name, waiting until it is there."""
+        """Wait for the process with that name and return it."""
         process: psutil.Process = wait_for(lambda: self.alive().get(name))
         return process
 
     def run_dirs(self) -> list[Path]:
-        """Those that came after this server, which is one while it runs."""
+        """Return the run directories made since this server started; one while it runs."""
         return [path for path in _run_dirs(self.home) if path not in self._earlier]
 
     # -- its end
@@ -154,14 +154,14 @@ class Server:
         return self.end()
 
     def end(self, seconds: float = PATIENCE_S) -> int:
-        """Wait for the launcher's end: its exit status."""
+        """Wait for the launcher to exit; return its exit status."""
         return self.process.wait(seconds)
 
     def assert_nothing_lives(self) -> None:
         wait_for(lambda: not self.alive(), GONE_S)
 
     def clear(self) -> None:
-        """End what still lives; shows the log, which pytest prints of a test that failed."""
+        """Kill what still runs; print the log, which pytest shows for a failed test."""
         self.process.kill()
         for process in self.alive().values():
             process.kill()
@@ -173,7 +173,7 @@ class Server:
 
 
 class Stream:
-    """A client of /generate that reads its events one by one and may leave at any time."""
+    """Client of /generate that reads its events one by one and may disconnect at any time."""
 
     def __init__(self, url: str, prompt: str | list[int], sampling: dict[str, object]) -> None:
         name = "text" if isinstance(prompt, str) else "input_ids"
@@ -194,7 +194,7 @@ class Stream:
         self.leave()
 
     def event(self) -> dict[str, Any] | None:
-        """The next one; None after the last."""
+        """Return the next event; None after the last."""
         for line in self._lines:
             if line == "data: [DONE]":
                 return None
@@ -204,7 +204,7 @@ class Stream:
         raise AssertionError("the stream ended without its last event")
 
     def last(self) -> dict[str, Any]:
-        """Read to the end; events of /generate repeat all that came before."""
+        """Read to the end; return the last event, which repeats all output."""
         event: dict[str, Any] = {}
         while (following := self.event()) is not None:
             event = following
@@ -217,7 +217,7 @@ class Stream:
 
 @contextmanager
 def server_home() -> Iterator[Path]:
-    """A short path, for the platform limits those of sockets."""
+    """Yield a short path: socket paths are limited."""
     path = Path(tempfile.mkdtemp(prefix="tl"))
     try:
         yield path
@@ -227,7 +227,7 @@ def server_home() -> Iterator[Path]:
 
 @contextmanager
 def started_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
-    """A server that may not serve yet and may end as the block likes; nothing of it stays."""
+    """Start a server without waiting for it; at the end check that nothing is left."""
     if home is None:
         with server_home() as own, started_server(*flags, home=own) as server:
             yield server
@@ -241,7 +241,7 @@ def started_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
 
 @contextmanager
 def running_server(*flags: str, home: Path | None = None) -> Iterator[Server]:
-    """A server that serves; stopped at the end of the block unless the block did it."""
+    """Yield a server that serves; stop it at the end unless the block did."""
     with started_server(*flags, home=home) as server:
         yield server.wait_until_serving()
         if server.process.poll() is None:
@@ -272,7 +272,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _name(command: list[str]) -> str:
-    """From the title that a child gives itself, or from its arguments before that."""
+    """Return a child's name from its process title, or from its arguments before it sets one."""
     title = command[0].partition("::")[2]
     if title:
         return title

@@ -9,18 +9,18 @@ NOT_SOURCE = {"setup.py", "tests", "docs", "examples", "build", "dist"}
 
 
 def all_files() -> list[Path]:
-    """Every .py file, tests included; folders with a leading dot are left out."""
+    """Return every .py file, tests included, except below folders with a leading dot."""
     return sorted(_walk())
 
 
 def source_files() -> list[Path]:
-    """The files of the distribution."""
+    """Return the files of the distribution."""
     return [path for path in all_files() if path.relative_to(ROOT).parts[0] not in NOT_SOURCE]
 
 
 def _walk() -> Iterator[Path]:
     for folder, subfolders, names in os.walk(ROOT):
-        # pruned on the way: a virtual environment holds ten thousand files
+        # Prune early: a virtual environment holds ten thousand files.
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
             if name.endswith(".py"):

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -70,6 +71,11 @@ class Rig:
     device: Device
     timer: Timer
 
+    @cached_property
+    def _capture_stream(self) -> int:
+        """The stream of all graphs that are timed: one of them lives at a time."""
+        return self.device.capture_stream()
+
     def seconds(self, run: Callable[[], object], repeats: int = 10) -> float:
         """Of one `run` of many that are launched in a row, after one that warms up."""
         run()
@@ -82,7 +88,7 @@ class Rig:
         """The same of a captured graph, which the host cannot hold up. `run` writes in one place
         and gives it.
         """
-        graph = self.device.capture(run)
+        graph = self.device.capture(run, self._capture_stream)
         return self.seconds(graph.replay, repeats)
 
 
@@ -117,8 +123,11 @@ class TimedDevice:
     def beside(self, work: Callable[[], None]) -> None:
         self.device.beside(work)
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Graph:
-        return self.device.capture(run)
+    def capture_stream(self) -> int:
+        return self.device.capture_stream()
+
+    def capture(self, run: Callable[[], torch.Tensor], stream: int) -> Graph:
+        return self.device.capture(run, stream)
 
     def free_bytes(self) -> int:
         return self.device.free_bytes()

@@ -46,6 +46,7 @@ class CudaGraphRunner:
         self._device = device
         self._sizes = sizes
         self._with_lora = with_lora
+        self._stream = device.capture_stream()  # all graphs here end together
         self._graphs: dict[GraphKey, Graph] = {}
 
     def keys(self) -> list[GraphKey]:
@@ -60,7 +61,7 @@ class CudaGraphRunner:
         """
         for key in tqdm(self.keys(), desc="graphs", leave=False, disable=None):
             prepare(key)
-            self._graphs[key] = self._device.capture(partial(forward, key))
+            self._graphs[key] = self._device.capture(partial(forward, key), self._stream)
         if self._graphs:
             log.info("captured %d graphs, for up to %d rows", len(self._graphs), self._sizes[-1])
 

@@ -42,7 +42,18 @@ class Device(Protocol):
         """Run copies beside the steps launched so far; later ones come after them."""
         ...
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Graph: ...
+    def capture_stream(self) -> int:
+        """Make a stream for the captures of one owner, and return its number.
+
+        Graphs that are captured over one stream share the workspace of its libraries, and when one
+        of them goes, the workspace may go too. So graphs that end at different times are captured
+        over different streams.
+        """
+        ...
+
+    def capture(self, run: Callable[[], torch.Tensor], stream: int) -> Graph:
+        """Capture `run` over the stream of that number."""
+        ...
 
     def free_bytes(self) -> int: ...
 
@@ -58,7 +69,7 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         torch.cuda.set_device(index)
         self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._captures = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._capture_streams: list[torch.cuda.Stream] = []
         self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -92,10 +103,14 @@ class CudaDevice:
             work()
         torch.cuda.current_stream().wait_stream(self._copies)
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> "CudaGraph":
+    def capture_stream(self) -> int:
+        self._capture_streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        return len(self._capture_streams) - 1
+
+    def capture(self, run: Callable[[], torch.Tensor], stream: int) -> "CudaGraph":
         if not self._graphs:  # torch takes no graph into a pool whose graphs have all gone
             self._pool = torch.cuda.graph_pool_handle()
-        graph = CudaGraph(run, self._pool, self._captures)
+        graph = CudaGraph(run, self._pool, self._capture_streams[stream])
         self._graphs.add(graph)
         return graph
 
@@ -115,11 +130,13 @@ class CudaDevice:
 
 
 class CudaGraph:
-    """Kernels are compiled and libraries make their workspaces on first use: not in a capture.
+    """A captured graph, with the output that each replay overwrites.
 
-    A workspace belongs to a stream and outlives every graph. So `run` goes first over the stream of
-    the capture, and all captures over one: else each stream would keep a workspace (32 MiB of
-    cuBLAS), and one made within a capture would hold the graphs' memory when they are gone.
+    `run` goes twice over the stream of the capture before it is captured, because kernels are
+    compiled and cuBLAS makes the workspace of a stream (32 MiB) at their first use. A workspace
+    made within a capture would lie in the memory of the graphs. Torch 2.13 and later free the
+    workspace of the stream when a graph is reset; then a graph that was captured over the same
+    stream and is still replayed would write into freed memory.
     """
 
     def __init__(

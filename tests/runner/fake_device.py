@@ -16,6 +16,7 @@ from tokenloom.scheduler_proc.runner.device import Read, Wait
 class FakeGraph:
     run: Callable[[], torch.Tensor]
     output: torch.Tensor
+    stream: int
     replays: int = 0
 
     def replay(self) -> None:
@@ -29,6 +30,7 @@ class FakeDevice:
     name: str = "cpu"
     free: int = 1 << 24
     graphs: list[FakeGraph] = field(default_factory=list)
+    capture_streams: int = 0
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.full((size,), -7777, dtype=torch.int32)
@@ -44,8 +46,13 @@ class FakeDevice:
     def beside(self, work: Callable[[], None]) -> None:
         work()
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> FakeGraph:
-        self.graphs.append(FakeGraph(run, run()))
+    def capture_stream(self) -> int:
+        self.capture_streams += 1
+        return self.capture_streams - 1
+
+    def capture(self, run: Callable[[], torch.Tensor], stream: int) -> FakeGraph:
+        assert 0 <= stream < self.capture_streams
+        self.graphs.append(FakeGraph(run, run(), stream))
         return self.graphs[-1]
 
     def free_bytes(self) -> int:

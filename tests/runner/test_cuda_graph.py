@@ -86,3 +86,17 @@ def test_a_replay_computes_what_the_buffers_hold_by_then() -> None:
     held.copy_(torch.tensor([3.0, 4.0]))
     assert runner.replay(GraphKey(2, lora=False)).tolist() == [[30.0], [40.0]]
     assert runner.replay(GraphKey(1, lora=False)).tolist() == [[30.0]]
+
+
+def test_the_graphs_of_a_runner_share_a_stream_with_no_other_runner() -> None:
+    """Graphs of one stream share a workspace, which goes when one of them is reset."""
+    device = FakeDevice()
+    runners = [CudaGraphRunner(device, [1, 2], with_lora=True) for _ in range(2)]
+    used = []
+    for runner in runners:
+        device.graphs.clear()
+        runner.capture(lambda key: None, lambda key: torch.zeros(key.size, 1))
+        assert len(device.graphs) == 4
+        used.append({graph.stream for graph in device.graphs})
+    assert [len(streams) for streams in used] == [1, 1]
+    assert used[0] != used[1]

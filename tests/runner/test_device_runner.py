@@ -258,6 +258,21 @@ def test_the_pool_takes_what_the_largest_step_and_all_graphs_leave(
     assert runner.facts.max_total_tokens == expected
 
 
+def test_graphs_that_only_measure_memory_share_no_stream_with_those_that_serve(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending the former frees the workspace of their stream."""
+    as_if_on_device(monkeypatch)
+    device = FakeDevice()
+    on_device(model, device)
+    trials, serving = device.graphs[:2], device.graphs[2:]
+    assert trials
+    assert serving
+    assert len({graph.stream for graph in trials}) == 1
+    assert len({graph.stream for graph in serving}) == 1
+    assert trials[0].stream != serving[0].stream
+
+
 class Measuring(FakeDevice):
     """Notes the steps that are run while memory is measured."""
 

@@ -47,19 +47,19 @@ def read_frame(body: bytes, context: int) -> object:
 
 
 def filled(before: bytes, entry: bytes, after: bytes, size: int) -> bytes:
-    """`entry` again and again with commas between, in a body of about `size` bytes."""
+    """Return a body of about `size` bytes that repeats `entry`, separated by commas."""
     count = max(1, (size - len(before) - len(after)) // (len(entry) + 1))
     return before + b",".join([entry] * count) + after
 
 
 def keys(before: bytes, after: bytes, size: int) -> bytes:
-    """As many different keys as fit."""
+    """Return a body with as many different keys as fit."""
     count = (size - len(before) - len(after)) // 12
     return before + b",".join(b'"1%06d":1' % index for index in range(count)) + after
 
 
 def hostile(size: int) -> dict[str, tuple[Reader, bytes]]:
-    """Name -> who reads it, and a body of about `size` bytes."""
+    """Return name -> (reader, body of about `size` bytes) for HTTP."""
     generate = b'{"text":"hi","sampling_params":{"max_new_tokens":1},'
     chat = b'{"messages":[{"role":"user","content":"a"}],'
     nested = size // 2
@@ -117,7 +117,7 @@ def hostile(size: int) -> dict[str, tuple[Reader, bytes]]:
 
 
 def hostile_frames(size: int) -> dict[str, tuple[Reader, bytes]]:
-    """The same for the socket door."""
+    """Return name -> (reader, frame of about `size` bytes) for the socket door."""
     asked = b'{"type":"generate","rid":"a",'
     sampling = asked + b'"text":"a","sampling":{'
     size32 = (size - 64).to_bytes(4, "big")
@@ -149,7 +149,7 @@ def hostile_frames(size: int) -> dict[str, tuple[Reader, bytes]]:
 
 
 def cost(reader: Reader, body: bytes, context: int) -> tuple[float, str]:
-    """Least processor time in seconds, and what became of the body."""
+    """Return the least processor time in seconds, and the outcome for the body."""
     best, said = float("inf"), "accepted"
     for _ in range(TRIES):
         gc.collect()

@@ -1,6 +1,6 @@
-"""From repeated measurements of several engines to medians, ratios and tables.
+"""Comparison: medians, ratios and tables from repeated measurements of several engines.
 
-`peers` fills in a Comparison as it goes; nothing here runs or prints anything.
+`peers` fills it in; nothing here runs or prints anything.
 """
 
 import math
@@ -17,14 +17,14 @@ QUIET = 0.03  # a larger foreign share than this makes a measurement pessimistic
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One repetition of a case. `numbers` is empty when it did not end in time."""
+    """One repetition of a case; `numbers` is empty if it did not end in time."""
 
     engine: str
     case: str
     repetition: int
     numbers: dict[str, float]
     errors: dict[str, int]
-    short_answers: int  # with fewer tokens than asked for: less work was done
+    short_answers: int  # with fewer tokens than requested
     engine_cpu: float  # shares of all cores
     harness_cpu: float
     foreign_cpu: float
@@ -37,12 +37,12 @@ class EngineReport(msgspec.Struct, frozen=True):
     ours: bool
     command: tuple[str, ...]
     start_seconds: float | None = None
-    sample: str = ""  # how it continues a fixed prompt: the engines must agree about that
+    sample: str = ""  # continuation of a fixed prompt, on which the engines must agree
     failure: str = ""
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """`times` above 1: ours is better, whichever direction is the good one."""
+    """Our result against a peer's; `times` above 1 means ours is better."""
 
     case: str
     metric: str
@@ -63,14 +63,14 @@ class Comparison(msgspec.Struct):
     measurements: list[Measurement] = []
 
     def medians(self, engine: str, case: str) -> dict[str, float]:
-        """Over the repetitions that ended; empty if none did."""
+        """Return medians over the completed repetitions; empty if there are none."""
         found = [m.numbers for m in self.measurements if (m.engine, m.case) == (engine, case)]
         found = [numbers for numbers in found if numbers]
         keys = found[0] if found else {}
         return {key: _median(numbers[key] for numbers in found) for key in keys}
 
     def ratios(self, case: Case) -> list[Ratio]:
-        """Each of our engines against the best peer, metric by metric."""
+        """Compare each of our engines with the best peer, metric by metric."""
         ours = [one.name for one in self.engines if one.ours]
         peers = [one.name for one in self.engines if not one.ours]
         ratios = []
@@ -91,7 +91,7 @@ class Comparison(msgspec.Struct):
         return pick(values, key=lambda pair: pair[1], default=None)
 
     def show(self, case: Case) -> str:
-        """The medians of a case, an engine a line, with what makes a line doubtful."""
+        """Format the medians of a case, one line per engine, with reasons for doubt."""
         header = ["", *(f"{m.key}, {m.unit}" for m in case.metrics), "foreign CPU", "failed"]
         rows = []
         for engine in self.engines:
@@ -121,7 +121,7 @@ class Comparison(msgspec.Struct):
         return table(header, rows) if rows else "no ratios: nothing to compare"
 
     def to_values(self, cases: Iterable[Case]) -> dict[str, Any]:
-        """Everything for JSON, medians and ratios included."""
+        """Return all measurements, medians and ratios for JSON."""
         cases = list(cases)
         medians = {
             case.name: {
@@ -153,7 +153,7 @@ def _noise(measurements: list[Measurement]) -> str:
 
 
 def _failures(measurements: list[Measurement]) -> str:
-    """Requests that failed, answers that were too short, repetitions without a result."""
+    """Describe failed requests, short answers and repetitions without a result."""
     requests = sum(sum(m.errors.values()) for m in measurements)
     short = sum(m.short_answers for m in measurements)
     without = sum(not m.numbers for m in measurements)

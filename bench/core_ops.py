@@ -1,7 +1,7 @@
-"""What the scheduler's core costs: `python -m tokenloom.bench.core_ops` prints a table.
+"""Cost of the scheduler's core: `python -m tokenloom.bench.core_ops` prints a table.
 
-Times the prefix tree at sizes that a busy server reaches, and whole steps of the scheduler without
-any model. Nothing is checked here; tests/core does that. One process, one thread, collector on.
+Times the prefix tree at the sizes of a busy server, and whole scheduler steps without a model.
+Correctness is tests/core's work. One process, one thread, garbage collector on.
 """
 
 import random
@@ -29,7 +29,7 @@ POOL_PAGES = 1_000_000
 DECODES = 256
 WAITING = 10_000
 
-Row = tuple[str, list[float]]  # an operation, and how many seconds each run of it took
+Row = tuple[str, list[float]]  # an operation, and the seconds of each run
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -43,7 +43,7 @@ def look(tree: RadixCache, ids: "array[int]") -> Match:
 
 
 class Filler:
-    """Prompts of random ids, and pages to put them on."""
+    """Prompts of random ids, and pages for them."""
 
     def __init__(self) -> None:
         self._draw = random.Random(0)
@@ -57,14 +57,14 @@ class Filler:
         return list(range(self._last_page - count + 1, self._last_page + 1))
 
     def leave(self, tree: RadixCache, ids: "array[int]") -> None:
-        """What a request leaves in the tree when it ends."""
+        """Insert `ids` in the tree as a finished request does."""
         node = tree.lock(tree.match(ids.tobytes()))
         done = (node.start + len(node.pages)) * PAGE
         rest = ids[done:].tobytes()
         tree.unlock(tree.insert(node, rest, self.pages((len(ids) - done) // PAGE)).node)
 
     def tree_of_nodes(self, long: "array[int]", forks: int) -> RadixCache:
-        """`forks` prompts leave the long one on its way; short ones fill the rest of the nodes."""
+        """Build a tree in which `forks` prompts branch off a long one; short ones fill the rest."""
         tree = RadixCache(PAGE)
         self.leave(tree, long)
         for fork in range(1, forks + 1):
@@ -77,7 +77,7 @@ class Filler:
         return tree
 
     def tree_of_pages(self) -> RadixCache:
-        """A pool full of short conversations: stems of 10 pages with ten ends of 9 pages each."""
+        """Build a tree that fills the pool: stems of 10 pages, each with ten ends of 9 pages."""
         tree = RadixCache(PAGE)
         while tree.evictable_pages < POOL_PAGES:
             stem = self.ids(10 * PAGE)
@@ -96,7 +96,7 @@ def match_rows(filler: Filler) -> Iterator[Row]:
 
 
 def queue_rows(filler: Filler) -> Iterator[Row]:
-    """What a policy pays that looks at every waiting request's match: half of them hit."""
+    """Time matching every waiting request, as some policies do; half of them hit."""
     kv = KVCache(SchedulingConfig(page_size=PAGE), POOL_PAGES)
     stems = [filler.ids(2 * PAGE) for _ in range(16)]
     for stem in stems:
@@ -139,7 +139,7 @@ def evict_rows(filler: Filler) -> Iterator[Row]:
 
 
 class Steps:
-    """A scheduler that decodes for all its rows, with a model that always says the same."""
+    """A scheduler that decodes in all its rows, with a model that returns a constant id."""
 
     def __init__(self, filler: Filler, waiting: int) -> None:
         settings = SchedulingConfig(
@@ -155,7 +155,7 @@ class Steps:
         self.once()
 
     def once(self) -> tuple[float, float]:
-        """Seconds to plan a step and to commit its result."""
+        """Run one step; return the seconds to plan it and to commit its result."""
         start = time.perf_counter()
         batch = self.scheduler.get_next_batch_to_run()
         planned = time.perf_counter()

@@ -72,7 +72,7 @@ def missing() -> list[str]:
 
 
 def complete(site: Path, wheels: Path | None) -> str:
-    """Install what is missing into `site`; why that is not possible, or nothing."""
+    """Install missing packages into `site`; return why that failed, or ""."""
     absent = missing()
     if not absent:
         return ""
@@ -88,7 +88,7 @@ def complete(site: Path, wheels: Path | None) -> str:
 
 
 def install(site: Path, wheels: Path, packages: Sequence[str]) -> str:
-    """With pip, from the folder alone. Dependencies that the image has are left as they are."""
+    """Install with pip from the folder alone; keep dependencies that the image has."""
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile"),
         *("--find-links", str(wheels), "--target", str(site), "--no-deps", *packages),
@@ -100,7 +100,7 @@ def install(site: Path, wheels: Path, packages: Sequence[str]) -> str:
 
 
 def lay_out(site: Path) -> None:
-    """This checkout under the name that it has when it is installed: it comes before any other."""
+    """Link this checkout under its package name, ahead of any installed one."""
     (site / "tokenloom").symlink_to(ROOT, target_is_directory=True)
     facts = site / "tokenloom-0.dist-info"
     facts.mkdir()

@@ -1,7 +1,7 @@
-"""Engines as values (what to start, how to ask) and the running of one as a process.
+"""Engines to compare: how to start and query each, and running one as a process.
 
-`peers` makes the values from what is installed. A started engine is stopped in every case, with all
-its processes; its output goes to a log file.
+`peers` makes the values from what is installed. A started engine is always stopped, with all its
+processes; its output goes to a log file.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ LOG_TAIL_LINES = 15
 
 
 class EngineFailed(Exception):
-    """It did not start, or it died; the message has the end of its log."""
+    """An engine did not start, or died; the message has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`command` holds {port} where the port goes. `model` None: the first that it lists.
+    """A server to measure; `command` contains {port}, `model` None means the first it lists.
 
-    `takes_ids` is False where prompts must be text; `fields` of a request replace the usual ones.
+    `takes_ids` is False if prompts must be text; `fields` replace the usual request fields.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Running:
     log: Path
 
     def check(self) -> None:
-        """Raises EngineFailed if it has ended by itself."""
+        """Raise EngineFailed if the engine has ended."""
         code = self.process.poll()
         if code is not None:
             raise EngineFailed(f"ended with status {code}\n{_tail(self.log)}")
@@ -65,7 +65,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(engine: Engine, logs: Path) -> Iterator[Running]:
-    """Start it and wait until it is ready. Raises EngineFailed. At the end all of it is gone."""
+    """Start an engine, wait until it is ready, stop it at the end. Raises EngineFailed."""
     port = _free_port()
     log = logs / f"{engine.name.replace('/', '-').replace(' ', '-')}.log"
     command = [part.replace("{port}", str(port)) for part in engine.command]
@@ -117,7 +117,7 @@ async def _answers(base_url: str, path: str) -> bool:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """First politely; then all that is left of its group and of its descendants."""
+    """Terminate the process, then kill what is left of its group and descendants."""
     descendants: list[psutil.Process] = []
     try:
         if process.poll() is None:
@@ -152,13 +152,13 @@ def tokenloom(python: str, name: str, flags: tuple[str, ...]) -> Engine:
 
 
 def llama_server(path: str, name: str, gguf: str, threads: int) -> Engine:
-    """32 slots of 1,536 tokens: what the largest workload needs."""
+    """llama.cpp's server with 32 slots of 1,536 tokens, enough for the largest workload."""
     options = f"-t {threads} -tb {threads} -np 32 -c 49152 --no-webui --host 127.0.0.1"
     return Engine(name, (path, "-m", gguf, *options.split(), "--port", "{port}"))
 
 
 def vllm(path: str, directory: str, threads: int, preload: str | None) -> Engine:
-    """All cores for its worker; by default it leaves one to its API server."""
+    """vLLM with all cores for its worker; by default it leaves one to its API server."""
     options = "--max-model-len 2048 --max-num-seqs 64 --enable-prompt-tokens-details"
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "4",
@@ -175,7 +175,7 @@ def vllm(path: str, directory: str, threads: int, preload: str | None) -> Engine
 
 
 def transformers(path: str, directory: str) -> Engine:
-    """Continuous batching behind its own server, which takes text and fewer fields."""
+    """transformers' server with continuous batching, which takes text and fewer fields."""
     options = "--continuous-batching --device cpu --dtype bfloat16 --host 127.0.0.1"
     endless = {"do_sample": False, "eos_token_id": [-1], "pad_token_id": 0}
     return Engine(

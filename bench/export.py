@@ -1,7 +1,7 @@
-"""A GGUF model in the formats that peers want: a Hugging Face directory in bf16, other GGUF types.
+"""Convert a GGUF model for peers: a Hugging Face directory in bf16, or other GGUF types.
 
-Called by `peers`, so that every engine runs the same values. Dequantising adds no information and
-requantising loses some: good for speed, not for judging quality. Only the llama architecture.
+Called by `peers`, so that all engines run the same values. Only the llama architecture.
+Requantising loses precision: use the results to measure speed, not quality.
 """
 
 import shutil
@@ -44,7 +44,7 @@ _HEADS = ("token_embd.weight", "output.weight")
 
 
 def write_hf_directory(gguf: str, directory: Path) -> None:
-    """config.json, tokenizer files and model.safetensors in bf16. Complete or not there at all.
+    """Write config.json, tokenizer files and bf16 model.safetensors, atomically.
 
     Raises ModelError for an architecture other than llama.
     """
@@ -64,10 +64,10 @@ def write_hf_directory(gguf: str, directory: Path) -> None:
 
 
 def write_gguf(source: str, target: Path, kind: str) -> None:
-    """`source` with its matrices in `kind`: BF16, Q8_0 or Q4_0. Complete or not there at all.
+    """Write `source` with its matrices in `kind`: BF16, Q8_0 or Q4_0, atomically.
 
-    As llama.cpp's own tool does it, vectors stay as they are and embedding and head have at least
-    8 bits. Raises ModelError for another kind or architecture.
+    As with llama.cpp's own tool, vectors stay as they are and embedding and head have at least 8
+    bits. Raises ModelError for another kind or architecture.
     """
     if kind not in _FILE_TYPES:
         raise ModelError(f"{kind!r} is none of {', '.join(_FILE_TYPES)}")
@@ -100,7 +100,7 @@ def _open_llama(path: str) -> GGUFReader:
 
 
 def _beside(path: Path) -> Path:
-    """Where `path` grows, cleared of what an interrupted run left there."""
+    """Return the temporary path for `path`, cleared of leftovers from an interrupted run."""
     part = path.with_name(f"{path.name}.part")
     if part.is_dir():
         shutil.rmtree(part)
@@ -150,13 +150,13 @@ def _values(tensor: ReaderTensor) -> npt.NDArray[np.float32]:
 
 
 def _unpermute(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows of each head from ggml's (pair, half) order to (half, pair)."""
+    """Reorder rows of each head from ggml's (pair, half) order to (half, pair)."""
     pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
 
 
 def _write_safetensors(path: Path, tensors: dict[str, npt.NDArray[np.float32]]) -> None:
-    """In bf16. The format: length of the header in 8 bytes, the header in JSON, the tensors."""
+    """Write bf16 safetensors: 8-byte header length, JSON header, tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, values in tensors.items():
@@ -171,7 +171,7 @@ def _write_safetensors(path: Path, tensors: dict[str, npt.NDArray[np.float32]]) 
 
 
 def _bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    """The bits, rounded to nearest even."""
+    """Return the bf16 bits, rounded to nearest even."""
     return np.asarray(quantize(values, GGMLQuantizationType.BF16))
 
 

@@ -1,7 +1,7 @@
-"""HTTP/1.1 with server-sent events, as lean as a load generator on the server's own cores must be.
+"""Minimal HTTP/1.1 client with server-sent events, cheap enough to share the server's cores.
 
-One asyncio protocol a connection, httptools for parsing, no task and no copy per chunk. `targets`
-calls it; what the events say does not enter.
+One asyncio protocol per connection, httptools for parsing, no task and no copy per chunk. Used by
+`targets`; the contents of events do not enter.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import httptools
 
-MAX_BODY_BYTES = 16 << 20  # of an answer that is no event stream
+MAX_BODY_BYTES = 16 << 20  # of an answer that is not an event stream
 MAX_LINE_BYTES = 4 << 20
 
-OnEvent = Callable[[bytes, float], None]  # one data line, and when its bytes were here
+OnEvent = Callable[[bytes, float], None]  # one data line, and its time of arrival
 
 
 class Disconnected(ConnectionError):
@@ -26,20 +26,20 @@ class Disconnected(ConnectionError):
 
 @dataclass(frozen=True)
 class Answer:
-    """`body` is empty when it was a stream of events, which `on_event` has had."""
+    """A whole answer; `body` is empty for an event stream, which went to `on_event`."""
 
     status: int
     body: bytes
 
 
 class EventSplitter:
-    """Server-sent events from bytes cut anywhere: the payload of each `data:` line."""
+    """Splits bytes into the `data:` payloads of server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises ValueError for a line without end."""
+        """Return the payloads completed by `data`; raises ValueError for an endless line."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MAX_LINE_BYTES:
@@ -48,10 +48,10 @@ class EventSplitter:
 
 
 class HttpClient:
-    """Keeps connections to one server and opens new ones when all are in use."""
+    """Pool of connections to one server; opens a new one when all are in use."""
 
     def __init__(self, base_url: str, headers: dict[str, str] | None = None) -> None:
-        """`base_url` such as http://127.0.0.1:30000. Raises ValueError for what is none."""
+        """Parse `base_url`, such as http://127.0.0.1:30000. Raises ValueError."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"{base_url!r} is no http:// or https:// address of a server")
@@ -68,10 +68,11 @@ class HttpClient:
         return await self._exchange(self._head("GET", path), lambda _data, _now: None)
 
     async def post(self, path: str, body: bytes, on_event: OnEvent) -> Answer:
-        """Raises OSError (no connection), Disconnected, ValueError (no HTTP, no events).
+        """Send a request. Raises OSError (no connection), Disconnected, ValueError (bad HTTP or
+        events).
 
-        `on_event` is called while bytes arrive; what it raises ends the call. Cancelling the call
-        closes the connection.
+        `on_event` is called as bytes arrive; an exception from it ends the call. Cancelling the
+        call closes the connection.
         """
         length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._exchange(self._head("POST", path, length) + body, on_event)
@@ -92,7 +93,7 @@ class HttpClient:
             except Disconnected:
                 if connection.heard:
                     raise
-                # The server gave up an idle connection just now, which says nothing about it.
+                # The server has just closed an idle connection, so try another.
         return await self._on(await self._connect(), request, on_event)
 
     async def _connect(self) -> "_Connection":
@@ -147,7 +148,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
         if self._answer is None or self._answer.done():
-            self.close()  # said something unasked
+            self.close()  # data without a request
             return
         self.heard = True
         try:

@@ -74,7 +74,7 @@ class Resources:
 
 
 def specialisations() -> dict[str, Specialisation]:
-    """By name, in the order of modules and of their lists. Names are unique."""
+    """Return all specialisations by unique name, in the order of modules and their lists."""
     found: dict[str, Specialisation] = {}
     for module in pkgutil.iter_modules(cuda.__path__):
         home = importlib.import_module(f"{cuda.__name__}.{module.name}")
@@ -154,7 +154,7 @@ def _innermost_loops(ttgir: str) -> list[str]:
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack, as cuobjdump of Triton's own wheel reads them."""
+    """Return registers and stack bytes, as reported by cuobjdump of Triton's wheel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -189,7 +189,7 @@ _COLUMNS: dict[str, Callable[[Resources], str]] = {
 
 
 def table(measured: list[Resources]) -> str:
-    """A row a kernel; where architectures differ, their numbers in the order of the heading."""
+    """Format one row per kernel; numbers of several architectures follow the heading's order."""
     by_kernel: dict[str, dict[int, Resources]] = {}
     for one in measured:
         by_kernel.setdefault(one.kernel, {})[one.arch] = one
@@ -209,7 +209,7 @@ def _cell(numbers: Iterable[str]) -> str:
 
 
 def written_into(page: str, new_table: str) -> str:
-    """The page with its table, which begins with our heading, exchanged."""
+    """Replace the table that begins with our heading in `page`."""
     changed, count = re.subn(r"^\| kernel, on .*\n(\|.*\n)*", new_table, page, flags=re.MULTILINE)
     if count != 1:
         raise ValueError(f"the page has {count} tables of kernels, not 1")

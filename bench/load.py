@@ -1,7 +1,7 @@
-"""Runs a workload against a target: closed and open loops, chats turn by turn, one Record each.
+"""Run a workload against a target: closed and open loops, chats turn by turn, one Record each.
 
-Called by `serve` and `peers` with values from `workloads`. It also measures itself: how late data
-is noticed and what share of a core it takes.
+Called by `serve` and `peers` with values from `workloads`. Also measures the load generator: how
+late it sees data and its share of a core.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ _STAMP_BYTES = 8
 
 @dataclass(frozen=True)
 class Driver:
-    """How requests are made. `encode` turns an answer's text into the ids of later prompts."""
+    """How to send requests; `encode` turns an answer's text into ids for later prompts."""
 
     target: Target
-    timeout: float  # seconds a request may take in all
+    timeout: float  # seconds per request, in total
     encode: Callable[[str], Sequence[int]] | None = None
     on_record: Callable[[Record], None] = lambda _record: None
 
 
 @dataclass(eq=False)
 class Run:
-    """What came of it. `messages` holds one full message for each kind of error."""
+    """Records of a run; `messages` holds one full message for each kind of error."""
 
     records: list[Record] = field(default_factory=list)
     messages: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Run:
 
 
 async def run_workload(workload: Workload, driver: Driver) -> Run:
-    """Raises nothing for what the server does: that is in the records' outcomes."""
+    """Run a workload; errors of the server go into the records' outcomes."""
     run = Run()
     cpu, start = time.process_time(), time.perf_counter()
     with LagProbe() as probe:
@@ -104,7 +104,7 @@ async def _session(
 async def _request(
     prompt: Sequence[int], record: Record, driver: Driver, run: Run
 ) -> Sequence[int] | None:
-    """The ids of the answer, empty if they cannot be known; None when there was none."""
+    """Return the ids of the answer, empty if unknown; None if the request failed."""
     try:
         async with asyncio.timeout(driver.timeout):
             reply = await driver.target.ask(prompt, record)
@@ -129,10 +129,9 @@ async def _request(
 
 
 class LagProbe:
-    """How long after bytes are readable this event loop sees them, sampled on a socket of its own.
+    """Samples the delay in seconds between readable bytes and this event loop seeing them.
 
-    A thread writes the time into one end every 20 ms, the loop reads the other: what an answer's
-    bytes go through. `seen` is in seconds.
+    A thread writes the time into a socket pair every 20 ms and the loop reads the other end.
     """
 
     def __init__(self) -> None:

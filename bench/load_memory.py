@@ -29,7 +29,7 @@ _SUPER_BLOCK = 256  # inputs of a Q4_K block; rows of 896 do not divide
 
 
 class LoadReport(msgspec.Struct):
-    """Bytes: of the model's files, of the packed weights, and the process's highest ever."""
+    """Bytes of the model's files, of the packed weights, and of the process's peak memory."""
 
     file: int
     packed: int
@@ -37,7 +37,7 @@ class LoadReport(msgspec.Struct):
 
 
 def measure(path: str, kind: Kind) -> LoadReport:
-    """Load in a child process, since a peak cannot be taken back."""
+    """Load in a child process, since a process's peak memory cannot be reset."""
     command = [sys.executable, "-m", "tokenloom.bench.load_memory", "--child", kind, path]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return msgspec.json.decode(done.stdout, type=LoadReport)
@@ -57,7 +57,7 @@ def file_bytes(path: str) -> int:
 
 
 def write_random_models(directory: Path) -> list[str]:
-    """One model of each kind; the numbers are finite, and that is all they are."""
+    """Write one model of each kind with finite random weights."""
     paths = []
     for kind in _FILE_KINDS:
         path = directory / f"{kind}.gguf"

@@ -1,8 +1,8 @@
-"""What adapters cost: `python -m tokenloom.bench.lora`, on the embedded model.
+"""Cost of adapters: `python -m tokenloom.bench.lora`, on the embedded model.
 
-Owns the plan of the cases, its servers, the order of events, and the ratios. All servers stand side
-by side, and every run goes through all cases in turn, so that what slows the machine down for a
-while slows down all of them. What an answer says does not matter here: adapters are random.
+Owns the cases, servers, order of events, and ratios. All servers run side by side and every run
+cycles through all cases, so that slow phases of the machine hit all alike. Adapters are random;
+answers are not checked.
 """
 
 import argparse
@@ -40,14 +40,14 @@ T = TypeVar("T")
 IN_FLIGHT = 32
 FEW_SLOTS = 8
 REQUEST_SECONDS = 240.0
-LOADS = 8  # of which the median is told
+LOADS = 8  # loads per median
 WARM_ANSWER = 2  # tokens
 OFF, MANY, FEW = "off", "32 slots", "8 slots"  # the servers
 
 
 @dataclass(frozen=True)
 class Case:
-    """IN_FLIGHT requests at a time that name `adapters` adapters in turn; 0: the base model."""
+    """Closed loop of IN_FLIGHT requests over `adapters` adapters in turn; 0: the base model."""
 
     name: str
     server: str
@@ -70,7 +70,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the whole benchmark; lengths in tokens."""
+    """Settings of the benchmark; lengths in tokens."""
 
     rank: int
     modules: tuple[str, ...]
@@ -81,7 +81,7 @@ class Settings:
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One case of one run."""
+    """Result of one case in one run."""
 
     case: str
     run: int
@@ -91,7 +91,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One adapter that was not there before, at an idle server."""
+    """Timing of one new adapter on an idle server."""
 
     load_ms: float
     ttft_ms: float  # of the first request for it, sent when the load is answered
@@ -99,34 +99,34 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def to_first_token_ms(self) -> float:
-        """From the call to load it on."""
+        """Time from the load call to the first token."""
         return self.load_ms + self.ttft_ms
 
 
 class Costs(msgspec.Struct):
-    """All that was measured, and what is made of it. Nothing here runs or prints anything."""
+    """All measurements, and medians and ratios over them; runs and prints nothing."""
 
     measurements: list[Measurement] = []
     loads: list[Load] = []
 
     def rates(self, case: Case) -> dict[int, float]:
-        """Output tok/s by run; runs without an answer are left out."""
+        """Return output tok/s by run, without runs that have no answer."""
         found = [one for one in self.measurements if one.case == case.name and one.summary.ok]
         return {one.run: one.summary.output_tok_s for one in found}
 
     def rate(self, case: Case) -> float:
-        """The median over the runs; NaN without any."""
+        """Return the median rate over the runs; NaN without any."""
         rates = self.rates(case).values()
         return median(rates) if rates else math.nan
 
     def ratio(self, case: Case, to: Case = BASE) -> float:
-        """The median of what each run's rate is to that of `to` in the same run; NaN for none."""
+        """Return the median over runs of the rate relative to `to`; NaN without any."""
         under = self.rates(to)
         ratios = [rate / under[run] for run, rate in self.rates(case).items() if run in under]
         return median(ratios) if ratios else math.nan
 
     def load(self) -> dict[str, float]:
-        """Medians in ms; empty without loads. That of the whole is no sum of the other two."""
+        """Return medians in ms, each taken on its own; empty without loads."""
         if not self.loads:
             return {}
         return {
@@ -151,7 +151,7 @@ class Costs(msgspec.Struct):
         return "\n".join(lines)
 
     def to_values(self) -> dict[str, Any]:
-        """Everything for JSON."""
+        """Return all results for JSON."""
         return {
             "output_tok_s": {case.name: self.rate(case) for case in CASES},
             "ratios": {case.name: self.ratio(case) for case in CASES},
@@ -179,22 +179,22 @@ class Costs(msgspec.Struct):
 
 
 def adapter_count(server: str) -> int:
-    """How many adapters the cases of a server need."""
+    """Return how many adapters the cases of a server need."""
     return max(case.adapters for case in CASES if case.server == server)
 
 
 def adapter(index: int) -> str:
-    """Its name, and that of its directory below the root."""
+    """Return the adapter's name, also that of its directory below the root."""
     return f"adapter-{index}"
 
 
 def names(case: Case) -> tuple[str | None, ...]:
-    """What the requests of a case ask for in turn."""
+    """Return the adapters that the requests of a case name in turn."""
     return tuple(adapter(index) for index in range(case.adapters)) or (None,)
 
 
 def engine(server: str, settings: Settings, root: Path) -> Engine:
-    """Room for the KV of all that is in flight and as much again. LoRA off: no --lora-root."""
+    """Return a server with KV for twice the tokens in flight; LoRA off means no --lora-root."""
     tokens = 2 * IN_FLIGHT * (settings.shape.prompt + settings.shape.answer + 16)  # part pages
     flags = ["--dtype", settings.dtype, "--kv-tokens", str(tokens)]
     if server != OFF:
@@ -205,7 +205,7 @@ def engine(server: str, settings: Settings, root: Path) -> Engine:
 
 
 def workload(case: Case, run: int, settings: Settings, *, warm: bool = False) -> Workload:
-    """Prompts that no case or run has seen; `warm`: as many as are in flight, short answers."""
+    """Return unseen prompts; `warm`: one per request in flight, with short answers."""
     source = Source(f"{case.name}/{run}")
     count = IN_FLIGHT if warm else settings.requests
     shape = Shape(settings.shape.prompt, WARM_ANSWER) if warm else settings.shape
@@ -214,7 +214,7 @@ def workload(case: Case, run: int, settings: Settings, *, warm: bool = False) ->
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0 all answered, 1 something failed, 2 wrong flags, 130 interrupted."""
+    """Run it; return 0 all answered, 1 something failed, 2 wrong flags, 130 interrupted."""
     flags = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     costs, status = Costs(), 0
@@ -239,7 +239,7 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 
 def _measure(settings: Settings, costs: Costs) -> None:
-    """Adds to `costs` as it goes. Raises EngineFailed, ClientError or OSError."""
+    """Measure all cases into `costs`. Raises EngineFailed, ClientError or OSError."""
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenloom-lora-")))
         _say(f"writing {adapter_count(MANY)} adapters of rank {settings.rank}")
@@ -291,7 +291,7 @@ async def _load_all(server: Running, root: Path, count: int) -> None:
 
 
 async def _loads(server: Running, root: Path, settings: Settings) -> list[Load]:
-    """New names for files that are there, each unloaded again."""
+    """Load and unload adapters under new names."""
     prompts = independent(Source("loads"), LOADS, settings.shape)
     loads = []
     async with _client(server) as client:
@@ -307,7 +307,7 @@ async def _loads(server: Running, root: Path, settings: Settings) -> list[Load]:
 
 
 async def _first_token(client: AsyncClient, prompt: Sequence[int], adapter: str | None) -> float:
-    """Seconds from asking to it."""
+    """Return the seconds from sending a request to its first token."""
     sent = time.perf_counter()
     await client.complete(
         input_ids=prompt, lora_path=adapter, max_new_tokens=1, ignore_eos=True, temperature=0.0

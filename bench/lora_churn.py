@@ -1,9 +1,9 @@
 """Adapters under churn at a running server: `python -m tokenloom.bench.lora_churn --root DIR`.
 
-Many more adapters than slots are asked for, few of them often, while names in use get other weights
-and clients leave in the middle. Every answer must be that of a version its name had when it began;
-that is asked for again afterwards, alone and without a cache. The server must have been started
-with `--lora-root DIR`, in a mode whose answers do not depend on company (int8, int4).
+Clients request many more adapters than slots (Zipf), reload names in use with other weights, and
+leave midway. Every answer must match a version that its name had when it began, requested again
+alone and without a cache. Start the server with `--lora-root DIR` in a mode whose answers do not
+depend on batch-mates (int8, int4).
 """
 
 import argparse
@@ -24,18 +24,18 @@ from ..client.errors import RequestRefused
 from .random_adapters import write_adapter
 
 RANK, MODULES, SCALE = 2, ("self_attn.q_proj", "mlp.down_proj"), 0.5  # small files
-VERSIONS = 2  # that a name goes back and forth between
+VERSIONS = 2  # between which a name alternates
 PROMPT = [(place * place * 29) % 40_000 + 3 for place in range(24)]
 ANSWER, PROBE_ANSWER = 24, 400
-RELOADS, LEAVES = 0.3, 0.1  # shares of what clients do
+RELOADS, LEAVES = 0.3, 0.1  # shares of client actions
 ALONE = "alone"
 
-Version = tuple[int, int]  # of an adapter: its number, and which of its weights
+Version = tuple[int, int]  # adapter number, version of its weights
 
 
 @dataclass(slots=True, eq=False)
 class Heard:
-    """An answer or its beginning, and what its name has meant between sending and first token."""
+    """An answer or its beginning, and the versions its name had between sending and first token."""
 
     ids: list[int]
     versions: set[Version]
@@ -60,7 +60,7 @@ class Churn:
         self._root = root
         self._random = random.Random(seed)
         self._weights = [1 / (number + 1) for number in range(count)]  # Zipf
-        self._loads = 0  # under way
+        self._loads = 0  # in progress
 
     def path(self, version: Version) -> Path:
         return self._root / f"churn-{version[0]}-{version[1]}"
@@ -85,7 +85,7 @@ class Churn:
             versions.add((name.number, version))
 
     async def work(self, until: float) -> None:
-        """One client of many."""
+        """Run one client until `until`."""
         while time.monotonic() < until:
             [name] = self._random.choices(self.names, self._weights)
             try:
@@ -130,7 +130,7 @@ class Churn:
         self.heard.append(Heard(answer.token_ids, versions))
 
     async def probe(self, until: float) -> None:
-        """The base model, streamed all the time: how long its next token takes."""
+        """Stream from the base model all the time and record the gaps between tokens."""
         while time.monotonic() < until:
             answer = self._client.generate(
                 input_ids=PROMPT, max_new_tokens=PROBE_ANSWER, ignore_eos=True, temperature=0.0
@@ -145,7 +145,7 @@ class Churn:
             answer.abort()
 
     async def check(self) -> list[str]:
-        """What is wrong about the answers: each version that may have given one is asked alone."""
+        """Return the wrong answers, after requesting each possible version alone."""
         alone: dict[Version, list[int]] = {}
         for version in sorted({version for heard in self.heard for version in heard.versions}):
             await self.load(self.names[version[0]], version[1])
@@ -167,7 +167,7 @@ class Churn:
 
 
 def unlike(heard: Sequence[Heard], alone: dict[Version, list[int]]) -> list[Heard]:
-    """Answers that no version of theirs gives."""
+    """Return the answers that match none of their possible versions."""
     return [
         one
         for one in heard
@@ -182,7 +182,7 @@ def server_info(url: str) -> dict[str, Any]:
 
 
 async def left_over(url: str, client: AsyncClient, before: list[str]) -> list[str]:
-    """What the server still holds after all have ended; asked again while ends are on their way."""
+    """Return what the server still holds after all requests ended; polls until it is idle."""
     for _ in range(100):
         info = await asyncio.to_thread(server_info, url)
         stats = info["scheduler"] or {}

@@ -1,6 +1,6 @@
-"""What this machine is, and what share of it somebody else took during a measurement.
+"""Description of this machine, and the processor time that other processes took.
 
-Called by `peers`. Reads counters of the operating system; nothing is started or stopped here.
+Called by `peers`. Reads counters of the operating system; starts and stops nothing.
 """
 
 import os
@@ -13,7 +13,7 @@ import psutil
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -39,7 +39,7 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True)
 class CpuShares:
-    """Of all cores' time: the engine with its children, this process, and everybody else."""
+    """Shares of all cores' time: the engine with its children, this process, all others."""
 
     engine: float
     harness: float
@@ -47,10 +47,10 @@ class CpuShares:
 
 
 class CpuMeter:
-    """From its making to `read`: who took the cores. Time stolen from a guest is foreign, too."""
+    """Processor shares since it was made; time stolen from a guest counts as foreign."""
 
     def __init__(self, engine_pid: int | None) -> None:
-        """`engine_pid` is the root of the engine's processes; None when there is no engine."""
+        """Take the root process of the engine; None if there is no engine."""
         self._pid = engine_pid
         self._start = time.monotonic()
         self._busy, self._engine, self._own = self._now()
@@ -74,7 +74,7 @@ class CpuMeter:
 
 
 def _tree_seconds(pid: int) -> float:
-    """Processor seconds of a process and its descendants, ended and reaped ones included."""
+    """Return processor seconds of a process and its descendants, reaped ones included."""
     total = 0.0
     try:
         root = psutil.Process(pid)

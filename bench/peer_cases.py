@@ -1,7 +1,7 @@
-"""The workloads that engines are compared on, and the few numbers that count of each.
+"""Workloads on which engines are compared, and the metrics of each.
 
-Values only: `peers` runs them. Every repetition has a seed of its own, so no prompt was seen before
-and each run starts with a cold prefix cache.
+Values only: `peers` runs them. Every repetition has its own seed, so each starts with a cold prefix
+cache.
 """
 
 import math
@@ -40,7 +40,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Case:
-    """`parts` run one after the other; `measure` gets the records of each. First metric leads."""
+    """Workloads run one after the other, and `measure` over their records; first metric leads."""
 
     name: str
     about: str

@@ -61,7 +61,7 @@ HOW_TO_GET = {
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0 all measured, 1 some engine failed, 2 wrong flags, 130 interrupted."""
+    """Run it; return 0 all measured, 1 an engine failed, 2 wrong flags, 130 interrupted."""
     flags = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     cases = [case for case in CASES if not flags.only or case.name in flags.only]
@@ -99,7 +99,7 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class _Session:
-    """Measures one engine after the other, each through all cases."""
+    """Measures engines one after the other, each through all cases."""
 
     cases: Sequence[Case]
     repetitions: int
@@ -108,7 +108,7 @@ class _Session:
     logs: Path
 
     def measure(self, engine: Engine, comparison: Comparison) -> None:
-        """Adds to `comparison`, also when the engine fails half way."""
+        """Add an engine's results to `comparison`, even if it fails midway."""
         _say(f"{engine.name}: {shlex.join(engine.command)}")
         report = EngineReport(engine.name, engine.ours, engine.command)
         comparison.engines.append(report)
@@ -186,7 +186,7 @@ async def _run_parts(
 
 
 async def _continue(engine: Engine, base_url: str, vocabulary: Vocabulary) -> str:
-    """The engine's first words, which also load what it loads lazily."""
+    """Return the engine's first words; also triggers its lazy loading."""
     target = await _target(engine, base_url, vocabulary)
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
@@ -205,7 +205,7 @@ async def _target(engine: Engine, base_url: str, vocabulary: Vocabulary) -> Http
 
 
 def _engines(flags: argparse.Namespace, model: str) -> list[Engine]:
-    """Ours and what is installed of the peers, whose models are written where they are missing.
+    """Return our engines and the installed peers; write models that are missing.
 
     Raises ModelError.
     """
@@ -241,7 +241,7 @@ def _find(peer: str, given: str | None, program: str) -> str | None:
 
 
 def _ggufs(model: str, work: Path) -> list[tuple[str, str]]:
-    """The file as it is, and its values in other types."""
+    """Return the file itself, and its values in other types."""
     if not model.endswith(".gguf"):
         raise ModelError("name the files for llama.cpp: --gguf NAME=PATH")
     found = [("as shipped", model)]

@@ -1,7 +1,7 @@
-"""What the scheduler's flags do to whole crowds: `python -m tokenloom.bench.policies`.
+"""Effect of the scheduler's flags on simulated crowds: `python -m tokenloom.bench.policies`.
 
 Plays workloads through the real scheduler in logical time (`simulation`) and prints the tables of
-docs/scheduling.md. Nothing is measured, so every machine prints the same.
+docs/scheduling.md. Nothing is timed, so every machine prints the same.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def play(
     urgent: int = 0,
     step_time: StepTime = CPU,
 ) -> Driver:
-    """All asks and the turns that follow, to the last answer; each `urgent`-th has priority 1."""
+    """Play all requests and their later turns to the end; every `urgent`-th has priority 1."""
     page = settings.page_size
     runner = HashRunner(
         num_pages=pool_tokens // page + 1,
@@ -89,7 +89,7 @@ def play(
 
 
 def overtakes(driver: Driver, rids: Iterable[int]) -> int:
-    """The most later arrivals that any of them has seen start first; rids go by arrival."""
+    """Return the most later arrivals admitted before any of `rids`, which are in arrival order."""
     place = {rid: index for index, rid in reversed(list(enumerate(driver.starts)))}
     return max(sum(other > rid for other in driver.starts[: place[rid]]) for rid in rids)
 
@@ -130,7 +130,7 @@ def policies(scale: float) -> None:
 
 
 def cold_requests(scale: float) -> None:
-    """Ten cold requests beside a stream that the policy likes better."""
+    """Ten cold requests beside a stream that the policy prefers."""
 
     def rows() -> Iterable[Sequence[object]]:
         cases = [(POLICIES[0], 256), *((POLICIES[1], bound) for bound in (16, 256, UNBOUNDED))]
@@ -150,7 +150,7 @@ def cold_requests(scale: float) -> None:
 
 
 def flooding_tenant(scale: float) -> None:
-    """One request a second of one tenant, beside the flood of another."""
+    """One request a second of one tenant beside the flood of another."""
 
     def rows() -> Iterable[Sequence[object]]:
         calm = play(alone(scale), SchedulingConfig())
@@ -168,7 +168,7 @@ def flooding_tenant(scale: float) -> None:
 
 
 def admission(scale: float) -> None:
-    """Answers of several kinds in a pool that is too small for all rows."""
+    """Answers of several kinds in a pool too small for all rows."""
 
     def rows() -> Iterable[Sequence[object]]:
         for name, workload in ADMISSION_WORKLOADS.items():
@@ -185,14 +185,14 @@ def admission(scale: float) -> None:
 
 
 def most_at_once(driver: Driver) -> int:
-    """Requests between their first and last token."""
+    """Return the most requests between their first and last token at a time."""
     ends = [(course.token_times[0], 1) for course in driver.courses.values()]
     ends += [(course.token_times[-1], -1) for course in driver.courses.values()]
     return max(accumulate(change for _, change in sorted(ends)))
 
 
 def step_budget(scale: float) -> None:
-    """How a step that also decodes is filled: by a count of tokens or up to a goal."""
+    """Compare limits for steps that also decode: a token count or a time goal."""
 
     def rows() -> Iterable[Sequence[object]]:
         for (crowd, workload), device in product(BUDGET_WORKLOADS.items(), ("cuda", "cpu")):

@@ -1,7 +1,7 @@
-"""Made-up crowds for the simulated scheduler, each from one seed. Used by `policies`.
+"""Seeded workloads for the simulated scheduler. Used by `policies`.
 
-Rates are above what the simulated model serves, so that requests wait and their order matters. An
-answer's length is the workload's, hidden from the scheduler behind `limit`.
+Rates exceed what the simulated model serves, so that requests wait and their order matters. The
+scheduler sees `limit`; the answer's real length is the workload's.
 """
 
 import math
@@ -19,7 +19,7 @@ COLD = "cold"
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """`at` is the moment of arrival, or of a later turn the pause after the turn before it."""
+    """One request; `at` is its arrival, or for a later turn the pause after the turn before it."""
 
     at: float
     prompt: list[int]
@@ -54,7 +54,7 @@ def uniform(scale: float = 1.0) -> list[Ask]:
 
 
 def zipf(scale: float = 1.0) -> list[Ask]:
-    """One of 64 prefixes of 512 tokens, the n-th 1/n as often as the first, and a short tail."""
+    """One of 64 prefixes of 512 tokens, the n-th with weight 1/n, and a short tail."""
     rng = random.Random("zipf")
     prefixes = [_ids(rng, 512) for _ in range(64)]
     weights = [1.0 / (1 + rank) for rank in range(64)]
@@ -70,7 +70,7 @@ def zipf(scale: float = 1.0) -> list[Ask]:
 
 
 def multi_turn(scale: float = 1.0) -> list[Ask]:
-    """Chats of six turns, each with all that was said before, a few seconds after the answer."""
+    """Chats of six turns, each with the whole history, a few seconds after the last answer."""
     rng = random.Random("multi-turn")
     return [_chat(rng, at) for at in _poisson(rng, 4.0, int(150 * scale))]
 
@@ -86,7 +86,7 @@ def _chat(rng: random.Random, at: float) -> Ask:
 
 
 def long_prompts(scale: float = 1.0) -> list[Ask]:
-    """Short questions with long answers all the time, and now and then a prompt of thousands."""
+    """Short questions with long answers, and occasional prompts of thousands of tokens."""
     rng = random.Random("long")
     seconds = 60 * scale
     short = [
@@ -101,7 +101,7 @@ def long_prompts(scale: float = 1.0) -> list[Ask]:
 
 
 def starvation(scale: float = 1.0) -> list[Ask]:
-    """A stream that shares one prefix, more than can be served, and ten that share nothing."""
+    """A stream with one shared prefix, above capacity, and ten requests that share nothing."""
     rng = random.Random("starvation")
     prefix = _ids(rng, 512)
     hot = [
@@ -113,7 +113,7 @@ def starvation(scale: float = 1.0) -> list[Ask]:
 
 
 def flood(scale: float = 1.0) -> list[Ask]:
-    """One tenant sends twice what can be served, another one request each second."""
+    """One tenant sends twice the capacity, another one request each second."""
     rng = random.Random("flood")
     seconds = 40 * scale
     return sorted(
@@ -127,7 +127,7 @@ def flood(scale: float = 1.0) -> list[Ask]:
 
 
 def alone(scale: float = 1.0) -> list[Ask]:
-    """The other one, without the flood."""
+    """The small tenant of `flood` without the flood."""
     rng = random.Random("alone")
     return [
         Ask(1.0 + n, _ids(rng, 200), rng.randint(30, 70), 128, STEADY)
@@ -145,7 +145,7 @@ def answers_far_below_their_limits(scale: float = 1.0) -> list[Ask]:
 
 
 def answers_at_their_limits(scale: float = 1.0) -> list[Ask]:
-    """Each takes all that it may, 64 to 512 tokens."""
+    """Answers of 64 to 512 tokens that all reach their limit."""
     rng = random.Random("at")
     asks = []
     for at in _poisson(rng, 8.0, int(300 * scale)):
@@ -169,7 +169,7 @@ def answers_of_two_kinds(scale: float = 1.0) -> list[Ask]:
 
 
 def at_once(count: int, prompt: int, answer: int, scale: float = 1.0) -> list[Ask]:
-    """A crowd of equal requests that share nothing and come at the same moment."""
+    """Equal requests that share nothing and arrive at the same moment."""
     rng = random.Random("at once")
     return [Ask(0.0, _ids(rng, prompt), answer, answer) for _ in range(math.ceil(count * scale))]
 

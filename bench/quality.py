@@ -1,7 +1,7 @@
-"""What a mode costs in answers: perplexity on a fixed text, greedy answers held against float32.
+"""Quality of each weight mode: perplexity on a fixed text, greedy answers against float32.
 
-`python -m tokenloom.bench.quality`. Runs our own models in this process, without scheduler, server
-or sampler: the one file of bench that knows them. Speed is not measured here.
+`python -m tokenloom.bench.quality`. Runs models in this process, without scheduler, server or
+sampler. Speed is not measured.
 """
 
 import argparse
@@ -34,7 +34,7 @@ WINDOW = 512  # tokens that a perplexity window sees
 PROMPT = 32  # tokens of a prompt, cut from the text
 ANSWER = 32  # tokens of each greedy answer; ends of text do not end it
 REFERENCE = "float32"
-KV_INT8 = "-kv8"  # of a mode whose keys and values are int8, too
+KV_INT8 = "-kv8"  # suffix of a mode with int8 keys and values
 MODES = (REFERENCE, "bfloat16", "int8", "int4", "int8-kv8", "int4-kv8")
 _FLOATS = {REFERENCE: torch.float32, "bfloat16": torch.bfloat16}
 _PAGE = 16
@@ -46,7 +46,7 @@ Ids = list[int]
 
 
 class Material(msgspec.Struct, frozen=True):
-    """The text in ids of one tokenizer. Windows and prompts begin with BOS where it has one."""
+    """Token ids of the text for one tokenizer; windows and prompts begin with BOS if it has one."""
 
     windows: list[Ids]  # [WINDOW] each
     prompts: list[Ids]  # of one length
@@ -54,7 +54,7 @@ class Material(msgspec.Struct, frozen=True):
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """What one mode gave."""
+    """Results of one mode."""
 
     losses: list[float]  # of each window, nats a token
     answers: list[Ids]  # of each prompt
@@ -65,12 +65,12 @@ class Quality(msgspec.Struct, frozen=True):
     perplexity: float
     change: float  # of the perplexity, relative to float32
     change_error: float  # its standard error over the windows; NaN for a single one
-    identical: float  # share of the answers that are those of float32 to the end
-    common_prefix: float  # mean tokens before the first that differs
+    identical: float  # share of answers equal to float32's
+    common_prefix: float  # mean tokens before the first difference
 
 
 class KVSpace:
-    """Keys and values of a batch whose requests advance together, in the pages that models read."""
+    """Paged keys and values of a batch whose requests advance together."""
 
     def __init__(self, model: Model, packed_dtype: torch.dtype = torch.bfloat16) -> None:
         spec, packed = model.spec, isinstance(model, PackedLlama)
@@ -83,7 +83,7 @@ class KVSpace:
         self.start(1, 0)
 
     def start(self, requests: int, tokens: int) -> None:
-        """New requests of up to `tokens` each; those before are forgotten."""
+        """Start new requests of up to `tokens` each; drop the earlier ones."""
         pages = -(-tokens // _PAGE)
         assert requests * pages * _PAGE <= _CAPACITY
         self._page_table = torch.arange(1, requests * pages + 1, dtype=torch.int32)
@@ -93,7 +93,7 @@ class KVSpace:
         self._length = 0
 
     def forward(self, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """The next ids [B, n] of all requests -> logits [S, vocab] of `wanted` [S] into B x n."""
+        """Run ids [B, n] of all requests; return logits [S, vocab] at `wanted` [S] of B x n."""
         requests, new = ids.shape
         before, self._length = self._length, self._length + new
         slots = self._slots[:, : self._length]
@@ -117,7 +117,7 @@ class KVSpace:
 
 
 def window_loss(space: KVSpace, window: Ids, vocab: int) -> float:
-    """Mean negative log likelihood of all tokens but the first, each given those before it."""
+    """Return the mean negative log likelihood per token, each given those before it."""
     ids = torch.tensor(window)
     space.start(1, len(window))
     logits = space.forward(ids[None], torch.arange(len(window) - 1))
@@ -125,7 +125,7 @@ def window_loss(space: KVSpace, window: Ids, vocab: int) -> float:
 
 
 def greedy(space: KVSpace, prompts: Sequence[Ids], tokens: int, vocab: int) -> list[Ids]:
-    """The `tokens` most likely ids after each of the prompts, which are of one length."""
+    """Return the `tokens` greedy ids after each of the prompts, which have equal lengths."""
     ids = torch.tensor(prompts)  # [B, n]
     space.start(len(prompts), ids.shape[1] + tokens)
     answers = []
@@ -137,7 +137,7 @@ def greedy(space: KVSpace, prompts: Sequence[Ids], tokens: int, vocab: int) -> l
 
 
 def load(path: str, mode: str, threads: int) -> Model:
-    """Raises ModelError, and NativeMissing for int8 and int4 where there is no library."""
+    """Load a model; raises ModelError, and NativeMissing for int8 and int4 without the library."""
     if mode in _FLOATS:
         return load_model(
             path, dtype=_FLOATS[mode], device="cpu", load_format="auto", context_length=None
@@ -147,7 +147,7 @@ def load(path: str, mode: str, threads: int) -> Model:
 
 
 def read_material(path: str, windows: int | None, prompts: int) -> Material:
-    """`windows` (all, if None) and prompts from places at equal distances. Raises ModelError."""
+    """Take `windows` (all, if None) and prompts at equal distances. Raises ModelError."""
     tokenizer = load_tokenizer(path)
     text = files(__package__).joinpath("data", "quality.txt").read_text("utf-8")
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -165,7 +165,7 @@ def read_material(path: str, windows: int | None, prompts: int) -> Material:
 
 
 def measure(model: Model, mode: str, material: Material, progress: Callable[[int], object]) -> Raw:
-    """`progress` is told of windows and of prompts that are done. Raises ModelError."""
+    """Measure a mode; call `progress` with the windows and prompts done. Raises ModelError."""
     if model.spec.context_length < WINDOW:
         raise ModelError(f"the model's context is below the {WINDOW} tokens of a window")
     packed_dtype = torch.int8 if mode.endswith(KV_INT8) else torch.bfloat16
@@ -220,7 +220,7 @@ def show(results: Sequence[Quality]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0 done, 1 not possible here, 2 wrong flags, 130 Ctrl-C."""
+    """Run it; return 0 done, 1 not possible here, 2 wrong flags, 130 Ctrl-C."""
     flags = _parser().parse_args(argv)
     torch.set_num_threads(flags.threads)
     try:
@@ -248,7 +248,7 @@ def main(argv: list[str]) -> int:
 
 
 def _bar(mode: str, material: Material) -> "tqdm[None]":
-    """On a terminal only; standard output stays clean."""
+    """Progress bar, on a terminal only; standard output stays clean."""
     total = len(material.windows) + len(material.prompts)
     return tqdm(total=total, desc=mode, disable=None, file=sys.stderr, leave=False)
 

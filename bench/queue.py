@@ -1,8 +1,8 @@
-"""What the waiting queue costs a step: `python -m tokenloom.bench.queue`.
+"""Cost of the waiting queue per step: `python -m tokenloom.bench.queue`.
 
-Drives the scheduler core alone: every prompt is answered with made-up tokens, as many requests
-arrive as have started, and the prefix tree grows and is evicted at each step. A pass is the
-planning of one step; its time includes the planning of decodes and the allocation of pages.
+Drives the scheduler core alone: prompts are answered with made-up tokens, as many requests arrive
+as have started, and the prefix tree grows and is evicted at each step. A pass plans one step,
+decodes and page allocation included.
 """
 
 import argparse
@@ -34,18 +34,18 @@ def _ids(seed: int, count: int) -> list[int]:
 
 
 def shared(rng: random.Random) -> list[int]:
-    """One of many prefixes, few of them popular, and a tail of its own."""
+    """Prompt with one of many prefixes, few of them popular, and its own tail."""
     prefix = min(int(rng.paretovariate(0.8)), PREFIXES)
     return _ids(prefix, PREFIX_TOKENS) + [rng.randrange(VOCAB) for _ in range(TAIL)]
 
 
 def same(rng: random.Random) -> list[int]:
-    """One prefix for all."""
+    """Prompt with the one common prefix."""
     return _ids(0, PREFIX_TOKENS) + [rng.randrange(VOCAB) for _ in range(TAIL)]
 
 
 def cold(rng: random.Random) -> list[int]:
-    """Nothing in common."""
+    """Prompt that shares nothing."""
     return [rng.randrange(VOCAB) for _ in range(PREFIX_TOKENS + TAIL)]
 
 
@@ -65,7 +65,7 @@ class Load:
         self._rid = 0
 
     def passes(self, count: int) -> list[float]:
-        """Seconds of each, on the processor: others may be using it, too."""
+        """Return processor seconds of each pass; other processes do not count."""
         times = []
         for _ in range(count):
             while self._scheduler.stats().waiting < self._waiting:
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, nargs="*", default=[100, 1000, 10000], metavar="N")
     parser.add_argument("--passes", type=int, default=PASSES, help="(default: %(default)s)")
     flags = parser.parse_args()
-    gc.disable()  # walking over all objects of the process is no part of a pass
+    gc.disable()  # garbage collection is not part of a pass
     print("prompts  policy      fairness  waiting  median ms   p99 ms   max ms")
     for kind, prompt in PROMPTS.items():
         for policy in get_args(SchedulePolicy):

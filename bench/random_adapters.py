@@ -1,7 +1,7 @@
-"""Adapters of random weights for the embedded model, in PEFT layout.
+"""Random adapters for the embedded model, in PEFT layout.
 
-Called by `lora`, `lora_churn` and the tests of whole servers. One seed and rank, one adapter: a
-version can be written again wherever it is needed.
+Called by `lora`, `lora_churn` and the tests of whole servers. Equal seeds and ranks give equal
+adapters.
 """
 
 import json
@@ -32,7 +32,7 @@ def write_adapter(
     modules: tuple[str, ...] = _SOME,
     scale: float = 0.05,
 ) -> None:
-    """Its answers differ from the base model's within a few tokens. `modules`: some of MODULES."""
+    """Write an adapter that changes answers within a few tokens. `modules`: some of MODULES."""
     chosen = {name: _SIZES[name] for name in modules}
     config = {
         "peft_type": "LORA",

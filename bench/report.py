@@ -1,4 +1,4 @@
-"""Tables for people, plain values for JSON. No measuring and no printing happen here."""
+"""Format results as tables and JSON; measures and prints nothing."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from .summary import Spread, Summary, spread, summarise
 
 
 class SelfMeasured(msgspec.Struct, frozen=True):
-    """What the harness itself costs and how far its times can be off."""
+    """Cost of the load generator and the error of its times."""
 
     cpu_share: float  # of one core
     lag_ms: Spread  # from bytes ready to seen
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One run of a workload; `by_label` has each kind of request where there are several."""
+    """One run of a workload; `by_label` splits it by kind of request if there are several."""
 
     total: Summary
     by_label: dict[str, Summary]
@@ -38,12 +38,12 @@ def result_of(run: Run) -> Result:
 
 
 def as_json(value: Any) -> bytes:  # noqa: ANN401  (any msgspec value)
-    """Indented; NaN becomes null, which is what JSON has for it."""
+    """Encode with indentation; NaN becomes null."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 def show(result: Result, title: str) -> str:
-    """The whole of a result as text, a table of latencies for each kind of request."""
+    """Format a result as text, with a table of latencies for each kind of request."""
     parts = result.by_label or {"": result.total}
     blocks = [title, _totals(result.total)]
     blocks += [_latencies(label, summary) for label, summary in parts.items()]
@@ -53,7 +53,7 @@ def show(result: Result, title: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as needed: the first to the left, numbers to the right."""
+    """Align columns: the first to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -65,7 +65,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float) -> str:
-    """About three digits, `-` for nothing."""
+    """Format about three digits; `-` for NaN."""
     if math.isnan(value):
         return "-"
     return (

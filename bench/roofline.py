@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """What a phase must move and compute in one step."""
+    """Bytes and operations of a phase in one step."""
 
     num_bytes: float
     ops: float = 0.0
@@ -65,7 +65,7 @@ def best_of(run: Callable[[], object], repeats: int = 7) -> float:
 
 
 def measure_machine(threads: int) -> Machine:
-    """Read bandwidth over 512 MB; int8 operations of a product that stays in the cache."""
+    """Measure read bandwidth over 512 MB, and the int8 rate of a product in the cache."""
     torch.set_num_threads(threads)
     stream = torch.ones(1 << 27)
     bandwidth = stream.nbytes / best_of(stream.sum)
@@ -81,7 +81,7 @@ def measure_machine(threads: int) -> Machine:
 
 
 class Stepper:
-    """Runs the same step again and again over a cache of its own."""
+    """Repeats the same step over its own cache."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Stepper:
         width = cache_width(spec.head_dim, kv_dtype)
         size = ((requests * pages + 1) * PAGE, spec.num_kv_heads, width)
         arena = Arena()
-        # Written: an untouched page is the kernel's one page of zeros, read from the cache.
+        # Write the pages: untouched ones all map to one page of zeros, which stays in the cache.
         caches = [
             arena.take(math.prod(size), kv_dtype).view(size).fill_(1)
             for _ in range(2 * spec.num_layers)
@@ -118,7 +118,7 @@ class Stepper:
             logit_indices=torch.arange(1, requests + 1) * extend - 1,
             k_cache=caches[::2],
             v_cache=caches[1::2],
-            # Rows of one adapter side by side, as the scheduler has them.
+            # Rows of one adapter are adjacent, as in the scheduler's batches.
             adapters=[named[i * len(named) // requests] for i in range(requests) if named],
         )
 
@@ -127,7 +127,7 @@ class Stepper:
 
 
 def random_adapters(model: PackedLlama, count: int, rank: int) -> list[DecoderAdapter]:
-    """They change all maps of each layer."""
+    """Make adapters that change all linear maps of each layer."""
 
     def adapter() -> LoRAAdapter:
         modules = {
@@ -143,7 +143,7 @@ def random_adapters(model: PackedLlama, count: int, rank: int) -> list[DecoderAd
 def work_of(
     model: PackedLlama, case: Case, kv_dtype: torch.dtype, adapters: Sequence[DecoderAdapter]
 ) -> dict[str, Work]:
-    """By phase, and of adapters in all; what is not named here has no floor worth counting."""
+    """Return the work by phase and of all adapters; phases left out have a negligible floor."""
     requests, extend, context = case
     spec, tokens = model.spec, requests * extend
     works = {}

@@ -1,7 +1,7 @@
-"""`tokenloom bench`: load on a running server, and what it did under it.
+"""`tokenloom bench`: load a running server and report what it did.
 
-Owns the sequence of a run, the progress bar and the output; flags, workloads, driving and
-statistics are elsewhere.
+Called by cli. Owns the sequence of a run, the progress bar and the output; flags, workloads,
+driving and statistics are elsewhere.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from .workloads import DEFAULT_ALPHABET, Closed, Source, Stream, Workload, indep
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0 all answered, 1 something failed, 2 wrong flags, 130 Ctrl-C."""
+    """Run it; return 0 all answered, 1 something failed, 2 wrong flags, 130 Ctrl-C."""
     flags = parse_flags(argv)
     try:
         vocabulary = load_vocabulary(flags.tokenizer) if flags.tokenizer else None
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _bench(flags: argparse.Namespace, vocabulary: Vocabulary | None) -> tuple[Run, str]:
-    """The run and the model's name. Raises OSError or ValueError if there is no such server."""
+    """Return the run and the model's name. Raises OSError or ValueError without such a server."""
     alphabet = vocabulary.words if vocabulary else DEFAULT_ALPHABET
     source = Source(flags.seed, alphabet)
     workload = flags.build(flags, source)
@@ -96,7 +96,7 @@ def _socket_client(address: str) -> AsyncClient:
 
 
 class Progress:
-    """A bar over the requests that end a run. On a terminal only; standard output stays clean."""
+    """Progress bar over the requests that end a run, on a terminal only."""
 
     def __init__(self, workload: Workload) -> None:
         counted = [stream for stream in workload if not stream.background]
@@ -116,7 +116,7 @@ class Progress:
 
 
 def _settings(flags: argparse.Namespace) -> dict[str, object]:
-    """The flags as they were, without secrets."""
+    """Return the flags without secrets, for the report."""
     hidden = {"build", "api_key", "json"}
     return {name: value for name, value in vars(flags).items() if name not in hidden}
 

@@ -1,6 +1,6 @@
-"""The flags of `tokenloom bench`: one subcommand a workload, each with the dials it has.
+"""Flags of `tokenloom bench`: one subcommand per workload, with its options.
 
-Parsed for `serve`; from flags to workload values and nothing more.
+Used by `serve`; turns flags into workload values and does nothing else.
 """
 
 import argparse
@@ -27,7 +27,7 @@ FASTEST_STREAM = 500  # tokens a second; a decode stream must have work until th
 
 
 def parse_flags(argv: list[str]) -> argparse.Namespace:
-    """`build(flags, source)` of the namespace gives the workload. Bad flags exit with 2."""
+    """Parse flags; `build(flags, source)` in the result makes the workload. Exits with 2."""
     parser = _parser()
     flags = parser.parse_args(argv)
     if flags.text_prompts and flags.tokenizer is None:
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Dials:
-    """A subcommand in the making: how its workload is built and what it is."""
+    """Builder of one subcommand and its workload."""
 
     def __init__(self, build: Callable[..., Workload], about: str) -> None:
         self._build = build

@@ -1,4 +1,4 @@
-"""What was measured: one Record a request, and the statistics over many of them. PURE.
+"""Records of requests, and statistics over them. PURE.
 
 Filled in by `load` and `targets`, read by reports. Times are seconds of one monotonic clock.
 """
@@ -12,18 +12,18 @@ from itertools import pairwise
 import msgspec
 
 OK = "ok"
-STOPPED = "stopped"  # by the harness itself, because what it accompanied was over
+STOPPED = "stopped"  # by the harness, when the foreground streams had ended
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One request. `outcome` is OK, STOPPED or the kind of the error that ended it."""
+    """One request; `outcome` is OK, STOPPED or the kind of the error that ended it."""
 
     label: str
     asked_tokens: int
     sent: float
-    due: float | None = None  # when it should have been sent, where a schedule said so
-    text_times: list[float] = field(default_factory=list)  # arrivals of pieces that had text
+    due: float | None = None  # scheduled time of sending, in an open loop
+    text_times: list[float] = field(default_factory=list)  # arrival times of pieces with text
     ended: float = math.nan
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -32,17 +32,17 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text; NaN if none came."""
+        """Seconds from sending to the first text; NaN without text."""
         return self.text_times[0] - self.sent if self.text_times else math.nan
 
     @property
     def gaps(self) -> list[float]:
-        """Between neighbouring pieces: the inter-token latencies, as a reader sees them."""
+        """Seconds between consecutive pieces: the inter-token latencies."""
         return [after - before for before, after in pairwise(self.text_times)]
 
     @property
     def decode_rate(self) -> float:
-        """Tokens a second after the first piece; NaN where that has no meaning.
+        """Tokens per second after the first piece; NaN if undefined.
 
         (completion_tokens - 1) / (last piece - first piece), the inverse of TPOT.
         """
@@ -53,7 +53,7 @@ class Record:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a quantity is distributed; all NaN (null in JSON) when there is nothing to tell."""
+    """Distribution of a quantity; all NaN (null in JSON) without values."""
 
     count: int
     mean: float
@@ -64,12 +64,12 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Rates are over `seconds`: first request sent to last answer ended."""
+    """Statistics of a run; rates are over `seconds`, first request sent to last answer ended."""
 
-    requests: int  # ended by themselves, well or not
+    requests: int  # ended, with success or not, without being stopped
     ok: int
     errors: dict[str, int]
-    short_answers: int  # well ended, with fewer tokens than asked for
+    short_answers: int  # OK, with fewer tokens than requested
     seconds: float
     prompt_tokens: int
     cached_tokens: int
@@ -85,7 +85,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the two closest ranks, numpy's default. NaN for no values."""
+    """Interpolate between the two closest ranks, as numpy does; NaN without values."""
     if not ordered:
         return math.nan
     rank = (len(ordered) - 1) * percent / 100
@@ -95,7 +95,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def spread(values: Iterable[float], scale: float = 1.0) -> Spread:
-    """NaN among the values is left out."""
+    """Return the distribution of the values that are not NaN."""
     ordered = sorted(value * scale for value in values if not math.isnan(value))
     if not ordered:
         return Spread(0, math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -105,7 +105,7 @@ def spread(values: Iterable[float], scale: float = 1.0) -> Spread:
 
 
 def summarise(records: Sequence[Record]) -> Summary:
-    """Latencies are those of requests that ended well; gaps also those of stopped ones."""
+    """Summarise records; latencies cover OK requests, gaps also stopped ones."""
     done = [record for record in records if record.outcome == OK]
     alive = [record for record in records if record.outcome in (OK, STOPPED)]
     failed = Counter(record.outcome for record in records if record not in alive)
@@ -135,7 +135,7 @@ def summarise(records: Sequence[Record]) -> Summary:
 
 
 def gaps_during_prefill(reading: Sequence[Record], arriving: Sequence[Record]) -> list[float]:
-    """The gaps of `reading` that overlap the time from send to first text of an `arriving` one."""
+    """Return gaps of `reading` that overlap the prefill of an `arriving` request."""
     windows = [(one.sent, one.text_times[0]) for one in arriving if one.text_times]
     return [
         after - before
@@ -146,7 +146,7 @@ def gaps_during_prefill(reading: Sequence[Record], arriving: Sequence[Record]) -
 
 
 def _tokens(record: Record) -> int:
-    """A stopped request has no usage; then a piece counts as a token."""
+    """Return the tokens of a record; a stopped one has no usage, so each piece counts as one."""
     return record.completion_tokens if record.outcome == OK else len(record.text_times)
 
 

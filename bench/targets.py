@@ -1,7 +1,7 @@
-"""Where requests go: an OpenAI-compatible server over HTTP, or tokenloom's socket door.
+"""Targets of load: an OpenAI-compatible server over HTTP, or tokenloom's socket door.
 
-`load` calls `ask`; each target fills in the request's Record as pieces arrive and says what went
-wrong by kind. Nothing is decided here about when or what to ask.
+`load` calls `ask`; each target fills in the request's Record as pieces arrive and classifies
+errors. When and what to ask is decided elsewhere.
 """
 
 import time
@@ -20,7 +20,7 @@ PATH = "/v1/completions"
 
 
 class RequestFailed(Exception):
-    """`kind` is what errors are counted by; the message may say more."""
+    """A request failed; errors are counted by `kind`, the message has details."""
 
     def __init__(self, kind: str, message: str = "") -> None:
         super().__init__(message or kind)
@@ -29,7 +29,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """`token_ids` is None where the server says text only."""
+    """Answer to a request; `token_ids` is None if the server sends only text."""
 
     text: str
     token_ids: list[int] | None
@@ -44,10 +44,10 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a server wants to hear beside model, prompt and max_tokens, which all have.
+    """Request fields of a server beside model, prompt and max_tokens.
 
-    `fields` must make answers greedy and of full length; `decode` turns ids into the prompt where
-    the server takes no ids.
+    `fields` must make answers greedy and of full length; `decode` turns ids into a text prompt for
+    servers that take no ids.
     """
 
     fields: dict[str, Any] = field(
@@ -156,7 +156,7 @@ class _StreamedAnswer:
 
 
 class SocketTarget:
-    """The socket door of a tokenloom server, through its own client.
+    """The socket door of a tokenloom server, through our client.
 
     Requests name the `adapters` in turn; None is the base model.
     """
@@ -206,7 +206,7 @@ class _Models(msgspec.Struct):
 
 
 async def first_model(client: HttpClient) -> str:
-    """The name that a server lists first. Raises OSError, or ValueError if it lists none."""
+    """Return the first model that a server lists. Raises OSError, or ValueError if none."""
     answer = await client.get("/v1/models")
     if answer.status != 200:
         raise ValueError(f"/v1/models answers {answer.status}; name the model")

@@ -1,7 +1,7 @@
-"""Prompts that are the same as ids and as text: made of whole common words of the vocabulary.
+"""Vocabulary: prompts that are equal as ids and as text, made of whole common words.
 
-For servers that take no ids, for chats whose answers become part of the next prompt, and so that a
-model reads words instead of noise. Called by `serve` and `peers` where a tokenizer is at hand.
+For servers that take no ids, and for chats whose answers become part of the next prompt. Called by
+`serve` and `peers` if a tokenizer is available.
 """
 
 import re
@@ -21,7 +21,7 @@ class Vocabulary:
     words: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
-        """Without BOS or the like: a piece of a longer prompt."""
+        """Encode without BOS, as part of a longer prompt."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -29,7 +29,7 @@ class Vocabulary:
 
 
 def load_vocabulary(path: str) -> Vocabulary:
-    """`path` is a model directory or a .gguf file. Raises ModelError."""
+    """Load from a model directory or .gguf file. Raises ModelError."""
     tokenizer = load_tokenizer(path)
     vocab = tokenizer.get_vocab(with_added_tokens=False)
     words = sorted(token_id for token, token_id in vocab.items() if _WORD.fullmatch(token))

@@ -14,9 +14,9 @@ DEFAULT_ALPHABET = range(1000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt is all that was said before (answers included) and then `tokens`.
+    """One request of a session; its prompt is the whole history, answers included, then `tokens`.
 
-    `stand_in` takes the answer's place in later prompts where the real one cannot be known as ids.
+    `stand_in` replaces the answer in later prompts if its ids are not known.
     """
 
     tokens: tuple[int, ...]
@@ -24,26 +24,26 @@ class Turn:
     stand_in: tuple[int, ...] = ()
 
 
-Session = tuple[Turn, ...]  # requests one after the other, each once the last one is answered
+Session = tuple[Turn, ...]  # each turn is sent once the one before is answered
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A new session as soon as one of `in_flight` has ended."""
+    """Closed loop: a new session starts as soon as one of `in_flight` has ended."""
 
     in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Session i at `times[i]` seconds after the start, whatever became of the others."""
+    """Open loop: session i starts `times[i]` seconds after the start of the run."""
 
     times: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Sessions of one kind. One in the background is stopped when all others have ended."""
+    """Sessions of one kind; a background stream is stopped when all others have ended."""
 
     label: str
     sessions: tuple[Session, ...]
@@ -51,18 +51,18 @@ class Stream:
     background: bool = False
 
 
-Workload = tuple[Stream, ...]  # at the same time
+Workload = tuple[Stream, ...]  # run concurrently
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the tokens of prompts come from."""
+    """Seeded source of prompt tokens."""
 
     seed: int | str
     alphabet: Sequence[int] = DEFAULT_ALPHABET
 
     def rng(self, purpose: str) -> random.Random:
-        """Independent of the other purposes, so that one choice does not shift another's draws."""
+        """Return a generator per purpose, so that one choice does not shift another's draws."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def tokens(self, rng: random.Random, count: int) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens in and out of a request; `spread` 0.5 draws both from half to one and a half."""
+    """Input and output tokens per request; `spread` 0.5 draws both from 0.5 to 1.5 times."""
 
     prompt: int
     answer: int
@@ -86,7 +86,7 @@ class Shape:
 
 
 def poisson(source: Source, rate: float, count: int) -> Open:
-    """Independent arrivals, `rate` a second on average: exponential gaps, the first at 0."""
+    """Poisson arrivals, `rate` per second: exponential gaps, the first at 0."""
     rng = source.rng("arrivals")
     times = [0.0]
     while len(times) < count:
@@ -101,7 +101,7 @@ def even(seconds: float, count: int, start: float = 0.0) -> Open:
 def independent(
     source: Source, count: int, shape: Shape, name: str = "independent"
 ) -> tuple[Session, ...]:
-    """Single requests that have nothing in common, nor with those of another `name`."""
+    """Single requests without common prefixes, also across different `name`s."""
     rng = source.rng(name)
     return tuple((_turn(source, rng, shape),) for _ in range(count))
 
@@ -109,7 +109,7 @@ def independent(
 def shared_prefix(
     source: Source, count: int, shape: Shape, *, prefix: int, groups: int
 ) -> tuple[Session, ...]:
-    """Requests in `groups`, each with its `prefix` tokens in front of every prompt, in turn."""
+    """Requests of `groups` in turn, each with its group's `prefix` tokens in front."""
     rng = source.rng("shared-prefix")
     fronts = [source.tokens(rng, prefix) for _ in range(groups)]
     sessions = []
@@ -128,7 +128,7 @@ def chats(source: Source, count: int, shape: Shape, *, turns: int) -> tuple[Sess
 def long_prompts(
     source: Source, decode: Stream, arrivals: Open, shape: Shape, label: str = "long"
 ) -> Workload:
-    """Long prompts of `shape` arriving while `decode` goes on, which ends with the last of them."""
+    """Long prompts that arrive while `decode` runs in the background."""
     long = independent(source, len(arrivals.times), shape, name="long-prompts")
     steady = Stream(decode.label, decode.sessions, decode.pace, background=True)
     return (steady, Stream(label, long, arrivals))

@@ -31,7 +31,7 @@ from .hash_model import HashRunner, LateResult
 
 
 class Stuck(RuntimeError):
-    """Requests are left, nothing else will arrive, and the scheduler makes no step."""
+    """Requests are left, none will arrive, and the scheduler plans no step."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,7 +50,7 @@ def request(
     namespace: str = "",
     lora_id: int = 0,
 ) -> TokenizedGenerateReq:
-    """The message as a front would send it, seeded with its rid."""
+    """Make the message that the front would send, with the rid as seed."""
     seeded = msgspec.structs.replace(sampling, seed=rid)
     ids = array("i", prompt).tobytes()
     return TokenizedGenerateReq(rid, ids, seeded, priority, tenant, namespace, lora_id)
@@ -58,7 +58,7 @@ def request(
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """What happened to one request, in seconds of the logical clock."""
+    """History of one request, in seconds of the logical clock."""
 
     rid: int
     arrived: float
@@ -89,10 +89,10 @@ class Course:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A run in figures; times are logical."""
+    """Figures of a run; times are logical."""
 
     requests: int
-    finished: dict[str, int]  # by the reason of their end
+    finished: dict[str, int]  # by finish reason
     steps: int
     seconds: float
     prompt_tokens: int  # of requests that ran
@@ -113,7 +113,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Driver:
-    """`now` is the logical clock: `launch` leaves it alone, `land` moves it by the step's time."""
+    """`now` is the logical clock; `land` advances it by the step's time."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Driver:
         return self._noted(self.scheduler.handle(message))
 
     def pass_time(self, seconds: float) -> list[ToDetokenizer]:
-        """The clock goes on, and the scheduler is told."""
+        """Advance the clock and let the scheduler expire requests."""
         self.now += seconds
         return self._noted(self.scheduler.expire(self.now))
 
@@ -159,9 +159,9 @@ class Driver:
         return batch
 
     def land(self, measured: float | None = None) -> list[ToDetokenizer]:
-        """Compute the oldest step in flight, let its time pass and hand its result in.
+        """Compute the oldest step in flight, advance the clock and process its result.
 
-        `measured`: what the scheduler is told of that time, where it is not the truth.
+        `measured` replaces the step time reported to the scheduler.
         """
         batch, launched = self.in_flight.popleft()
         result = launched.result()

@@ -24,9 +24,9 @@ _ID_BYTES = [number.to_bytes(4, sys.byteorder) for number in range(VOCAB)]
 
 @dataclass(slots=True, frozen=True)
 class Script:
-    """What the model knows of a request. It finds it by the request's seed."""
+    """Settings of a request in the hash model, found by the request's seed."""
 
-    salt: int = 0  # requests of one salt may share KV, others may not
+    salt: int = 0  # only requests of equal salt may share KV
     ends_at: int | None = None  # length of prompt and answer, ended by EOS; None: the hash says
     lora_id: int = 0  # what the answer must come from; the runner itself reads slots
 
@@ -35,7 +35,7 @@ PLAIN = Script()
 
 
 class Reader:
-    """What a sample has read so far: KV states are fed in by position."""
+    """Hash state of a sample; KV states are fed in by position."""
 
     __slots__ = ("_lora_id", "crc", "state")
 
@@ -63,12 +63,12 @@ def _sample(crc: int, length: int, script: Script) -> int:
 
 
 def next_id(ids: Iterable[int], salt: int = 0) -> int:
-    """Deterministic, depends on every id, on its place and on the salt."""
+    """Hash ids, their positions and the salt to the next id."""
     return Reader(ids, salt).crc % VOCAB
 
 
 def hash_ids(prompt: Sequence[int], script: Script = PLAIN) -> Iterator[int]:
-    """The answer of a request alone, without end."""
+    """Yield the endless answer of a request alone."""
     reader, length = Reader(prompt, script.salt, script.lora_id), len(prompt)
     while True:
         token_id = _sample(reader.crc, length, script)
@@ -94,7 +94,7 @@ def hash_answer(
 
 
 class HashAdapters:
-    """Stands in for LoRAMemoryPool. A load whose path is in `broken` fails."""
+    """Fake of LoRAMemoryPool; a load whose path is in `broken` fails."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -112,7 +112,7 @@ class HashAdapters:
             self.present.remove(lora_id)
 
     def take_loaded(self, most: int | None = None) -> list[LoRALoaded]:
-        """The ends of all loads, or of the first `most`."""
+        """Return the results of all loads, or of the first `most`."""
         read = self._reading[:most]
         del self._reading[:most]
         fine = [ref.path not in self.broken for ref in read]
@@ -127,9 +127,9 @@ class HashAdapters:
 
 
 class HashRunner:
-    """Keeps a page table and one KV state per slot, and distrusts every batch it is given.
+    """Fake runner with a page table and one KV state per slot; checks every batch.
 
-    Fill `scripts` by seed; rows whose number is in `fail_rows` get one broken sample.
+    Fill `scripts` by seed; each row in `fail_rows` gets one broken sample.
     """
 
     def __init__(self, *, num_pages: int, page_size: int, num_rows: int, budget: int) -> None:
@@ -183,7 +183,7 @@ class HashRunner:
             table.append(page)
 
     def _write(self, batch: ModelWorkerBatch) -> None:
-        """All writes of a step come before all reads, as in a layer of the real model."""
+        """Write all KV of a step before any is read, as a layer of a real model does."""
         size, slots, written, done = self.page_size, self.slots, 0, set()
         ids = [self.last_ids[row] for row in batch.rows[: batch.num_decodes]]
         ids += batch.input_ids
@@ -217,7 +217,7 @@ class HashRunner:
         if row in self.fail_rows:
             self.fail_rows.discard(row)
             page, at = divmod(end - 1, self.page_size)
-            self.slots[table[page] * self.page_size + at] ^= 1  # whoever reads it goes wrong
+            self.slots[table[page] * self.page_size + at] ^= 1  # corrupts every reader
             return -1
         for page in table[:whole]:
             crc = zlib.crc32(memory[page * page_bytes : (page + 1) * page_bytes], crc)
@@ -243,7 +243,7 @@ class HashRunner:
 
 @dataclass(slots=True, frozen=True)
 class LateResult:
-    """A launched step, which is computed when it is read: it must not miss what comes meanwhile."""
+    """A launched step, computed when read, to show that later events do not change it."""
 
     runner: HashRunner
     batch: ModelWorkerBatch

@@ -35,10 +35,10 @@ class Lengths:
 
 
 def attention(lab: Lab, report: Report) -> None:
-    """Ours against the aims, and torch's scaled_dot_product_attention."""
+    """Time our kernels against the aims, and torch's scaled_dot_product_attention."""
     for lengths in _lengths(lab):
         if report.has_time(lengths.name):
-            # Launching a decode takes the host longer than the device takes for it.
+            # Launching a decode takes longer than computing it.
             how = lab.rig.captured_seconds if lengths.is_decode else lab.rig.seconds
             _add(lab, report, lengths, "ours", how(_ours(lab, lengths)))
         if report.has_time(lengths.name):
@@ -46,7 +46,7 @@ def attention(lab: Lab, report: Report) -> None:
 
 
 def other_attention(lab: Lab, report: Report) -> None:
-    """Peers that compile themselves first, which cannot be cut short."""
+    """Time peers that compile first, which cannot be interrupted."""
     for name, make in (("FlexAttention", _flex), ("flashinfer", _flashinfer)):
         for lengths in _lengths(lab):
             if not report.has_time(f"{lengths.name}: {name}", COMPILE_SECONDS):

@@ -56,7 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def sections(lab: Lab, only: Sequence[str] = ()) -> list[Section]:
-    """All, or those named and the first one, whose rates the others refer to."""
+    """Return all sections, or the named ones and the first, which measures the rates."""
     wanted = {SECTIONS[0][0], *only} if only else {name for name, *_ in SECTIONS}
     return [
         Section(name, seconds, partial(run, lab))
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     lab = Lab(Rig(CudaDevice(), CudaTimer()), Sizes())
 
     def note(results: list[SectionResult]) -> None:
-        """What is known so far is written, whatever comes."""
+        """Write the results so far, in case a later section hangs."""
         print(as_text(results[-1:]), flush=True)
         if options.json is not None:
             options.json.write_bytes(as_json(Outcome(machine, results, missed(results))))
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
 def alarm(
     course: Course, seconds: float, machine: dict[str, str], file: Path | None
 ) -> Iterator[None]:
-    """Ends the process with what is known by then: nothing less stops a kernel that hangs."""
+    """End the process with the results so far: nothing less stops a hanging kernel."""
 
     def end() -> None:
         status = conclude(course.cut_short(), machine, file)

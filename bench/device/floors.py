@@ -7,13 +7,13 @@ from ...scheduler_proc.models.config import ModelSpec
 
 
 def layer_parameters(spec: ModelSpec) -> int:
-    """Weights of the linear maps of all layers: q, k, v, o, gate, up, down."""
+    """Count the weights of all layers' linear maps: q, k, v, o, gate, up, down."""
     attention = spec.hidden_size * (2 * spec.q_size + 2 * spec.kv_size)
     return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
 
 
 def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """Read in every step: all layers and the head. Of an embedding that is not the head, rows."""
+    """Return the bytes read in every step: all layers and the head, not the embedding table."""
     return (layer_parameters(spec) + spec.vocab_size * spec.hidden_size) * item_bytes
 
 
@@ -27,7 +27,7 @@ def kv_bytes_per_token(spec: ModelSpec, item_bytes: int) -> int:
 
 
 def decode_bytes(spec: ModelSpec, rows: int, context: int, item_bytes: int) -> int:
-    """Weights once, and the keys and values of `context` tokens of every row."""
+    """Return bytes of a decode: weights once, keys and values of `context` tokens per row."""
     kv = rows * context * kv_bytes_per_token(spec, item_bytes)
     return weight_bytes(spec, item_bytes) + kv
 
@@ -38,7 +38,7 @@ def attention_flops(q_size: int, tokens: int, layers: int = 1) -> float:
 
 
 def prefill_flops(spec: ModelSpec, requests: int, tokens: int) -> float:
-    """Of prompts of `tokens` each, from nothing, with logits of their last tokens alone."""
+    """Return operations of prompts of `tokens` each, with logits for their last tokens."""
     maps = 2.0 * layer_parameters(spec) * requests * tokens
     attention = requests * attention_flops(spec.q_size, tokens, spec.num_layers)
     return maps + attention + 2.0 * requests * spec.vocab_size * spec.hidden_size

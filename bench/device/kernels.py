@@ -24,14 +24,14 @@ from .paged_cases import attention_cases
 from .results import CheckFailed, Report
 from .sizes import KernelSizes
 
-# Of values of about 1: what rounding once or twice to the type costs.
+# Tolerances for values of about 1: rounding once or twice to the type.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SAMPLING_VOCAB = 5000
 
 
 @dataclass(frozen=True)
 class Case:
-    """`run` gives what the kernel made and what it should have, both on the CPU in float32."""
+    """`run` returns the kernel's output and the expected one, on the CPU in float32."""
 
     op: str
     name: str
@@ -61,7 +61,7 @@ def kernels(lab: Lab, report: Report) -> None:
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative where values are above 1; infinite if one is no number."""
+    """Return the largest difference, relative for values above 1; infinite for NaN."""
     if got.shape != expected.shape or not bool(torch.isfinite(got).all()):
         return math.inf
     return float(((got - expected).abs() / expected.abs().clamp_min(1.0)).max())

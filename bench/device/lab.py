@@ -1,7 +1,7 @@
-"""What the sections share: the device, the large dummy model, runners over it, measured rates.
+"""Lab: what sections share: device, large dummy model, runners over it, measured rates.
 
-Made by check.py. Models and runners are built when first asked for, and given up for those that
-need the memory.
+Made by check.py. Models and runners are built on first use, and released when another needs the
+memory.
 """
 
 import gc
@@ -96,7 +96,7 @@ class Lab:
         adapters: "Adapters | None" = None,
         scheduling: SchedulingConfig | None = None,
     ) -> "RunnerBench":
-        """Raises Skip where there is not enough memory for a pool of `tokens`."""
+        """Build a runner; raises Skip without enough memory for a pool of `tokens`."""
         sizes, device = self.sizes, TimedDevice(self.rig.device, self.rig.timer)
         rows = rows or sizes.most_rows
         scheduling = scheduling or SchedulingConfig(
@@ -134,7 +134,7 @@ class Lab:
         self.rig.device.free_bytes()
 
     def release(self) -> None:
-        """Give up all that is large."""
+        """Release models and runners."""
         self._model = None
         self.weights = {}
         self.release_runner()
@@ -158,21 +158,21 @@ def no_adapters(path: Path) -> LoRAAdapter:
 
 @torch.inference_mode()
 def fill_caches(runner: DeviceModelRunner) -> None:
-    """Ordinary numbers: a cache of zeros would be kinder to the device than a real one."""
+    """Fill caches with random numbers: zeros would make the device faster."""
     for cache in runner.caches:
         cache.normal_()
 
 
 @torch.inference_mode()
 def poison(runner: DeviceModelRunner) -> None:
-    """What nobody has written, nobody may read."""
+    """Fill caches with NaN, so that a read of unwritten slots shows."""
     for cache in runner.caches:
         cache.fill_(torch.nan)
 
 
 @dataclass(slots=True)
 class RunnerBench:
-    """A runner with hand-made steps: rows of one context, computed again and again."""
+    """A runner with synthetic steps: rows of equal context, computed repeatedly."""
 
     runner: DeviceModelRunner
     device: TimedDevice
@@ -187,7 +187,7 @@ class RunnerBench:
         return self._run([first, *[again] * (WARM_UP + steps)], steps)
 
     def prefill_seconds(self, requests: int, tokens: int, steps: int) -> tuple[list[float], float]:
-        """The same of whole prompts."""
+        """Return device and wall seconds of prompts, as `decode_seconds` does."""
         opened, pages = self._opening(requests, tokens)
         ids = array("i", Random(0).choices(range(self.runner.facts.vocab_size), k=tokens))
 
@@ -208,7 +208,7 @@ class RunnerBench:
         return self._run([batch(opened, pages), *[batch([], [])] * (1 + steps)], steps)
 
     def put_adapters(self, slots: list[tuple[int, int]]) -> None:
-        """Into slots, before the next step: a decode of one row."""
+        """Load adapters into slots by a decode of one row."""
         batch = self._decode(1, 1, None, self._opening(1, 1))
         batch.new_loras.extend(slots)
         self.runner.launch(batch).result()
@@ -246,7 +246,7 @@ class RunnerBench:
         slots: list[int] | None,
         opening: tuple[list[RowOpen], list[tuple[int, int, int]]],
     ) -> ModelWorkerBatch:
-        """The last token of each row's context, over and over: nothing grows."""
+        """Build a decode of each row's last token, which can be repeated."""
         return ModelWorkerBatch(
             step=0,
             mode=ForwardMode.DECODE,

@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(eq=False)
 class Mailbox:
-    """Adapters first, then requests: `at_once` unfinished ones at most; a drain after the last."""
+    """Delivers adapters, then requests, at most `at_once` unfinished ones, then a drain."""
 
     requests: list[Request]
     adapters: list[LoRARef]
@@ -93,7 +93,7 @@ class Mailbox:
 
 @dataclass(eq=False)
 class Watched:
-    """A runner that notes how steps ran, and what a watcher makes of each."""
+    """A runner that counts how steps ran and calls a watcher for each."""
 
     bench: RunnerBench
     before: Callable[[ModelWorkerBatch], None] = lambda batch: None
@@ -117,7 +117,7 @@ class Watched:
 
 
 def serve(bench: RunnerBench, mailbox: Mailbox, watched: Watched, *, overlap: bool) -> None:
-    """All requests to their end. Raises CheckFailed if one does not come to it."""
+    """Run all requests to their end; raises CheckFailed if one does not end."""
     facts = bench.runner.facts
     limits = Limits(
         vocab_size=facts.vocab_size,

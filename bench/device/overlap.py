@@ -1,4 +1,4 @@
-"""What a step takes through the scheduler's loop: eagerly, from graphs, and overlapped."""
+"""Step time in the scheduler's loop: eager, from graphs, and overlapped."""
 
 from itertools import pairwise
 from random import Random

@@ -13,7 +13,7 @@ Status = Literal["ok", "failed", "skipped"]
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One number; NaN (null in JSON) where there is none, and then `note` says why."""
+    """One number with its aim; NaN (null in JSON) if missing, and `note` says why."""
 
     name: str
     value: float
@@ -39,15 +39,15 @@ class SectionResult(msgspec.Struct, frozen=True):
 
 
 class Skip(Exception):
-    """This cannot run here; the message says why."""
+    """A section or case cannot run here; the message says why."""
 
 
 class CheckFailed(Exception):
-    """Something computed is wrong; the message says what."""
+    """A computed result is wrong; the message says which."""
 
 
 class Report:
-    """Where a section puts its figures, and from which it learns how long it may go on."""
+    """Collects a section's figures and tells its remaining time."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self.figures: list[Figure] = []
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def left(self) -> float:
-        """Seconds of the section's budget."""
+        """Remaining seconds of the section's budget."""
         return self._end - self._clock()
 
     def add(

@@ -21,11 +21,11 @@ Mark = Any  # a moment of the device, of the timer that made it
 
 class Timer(Protocol):
     def mark(self) -> Mark:
-        """The moment at which all that has been launched so far is done."""
+        """Mark the moment at which all work launched so far is done."""
         ...
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Between two marks; waits for the later one."""
+        """Return the seconds between two marks; waits for the later one."""
         ...
 
 
@@ -73,11 +73,11 @@ class Rig:
 
     @cached_property
     def _capture_stream(self) -> int:
-        """The stream of all graphs that are timed: one of them lives at a time."""
+        """The stream of all timed graphs, of which one exists at a time."""
         return self.device.capture_stream()
 
     def seconds(self, run: Callable[[], object], repeats: int = 10) -> float:
-        """Of one `run` of many that are launched in a row, after one that warms up."""
+        """Return seconds per `run` over `repeats` launched in a row, after a warm-up."""
         run()
         start = self.timer.mark()
         for _ in range(repeats):
@@ -136,7 +136,7 @@ class TimedDevice:
         return self.device.peak_bytes(run)
 
     def take_spans(self) -> list[tuple[Mark, Mark]]:
-        """Of each step since the last call."""
+        """Return (begin, end) of each step since the last call."""
         spans, self.spans = self.spans, []
         return spans
 

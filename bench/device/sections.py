@@ -32,7 +32,7 @@ class Course:
         after: Callable[[list[SectionResult]], None] = lambda results: None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`after` is told of the results after each section."""
+        """Call `after` with the results after each section."""
         self.results: list[SectionResult] = []
         self._after = after
         self._clock = clock
@@ -75,7 +75,7 @@ class Course:
         return _result(section.name, status, seconds, report, reason)
 
     def cut_short(self) -> list[SectionResult]:
-        """What there is, with the running section as failed. From another thread."""
+        """Return the results so far, with the running section as failed. Thread-safe."""
         with self._lock:
             results = list(self.results)
             if self._running is not None:

@@ -1,6 +1,6 @@
-"""The whole server with dummy weights, started as a user starts it, under the harness of bench.
+"""The whole server with dummy weights under the load of bench.
 
-The model path that it needs is made here: a config, and a tokenizer of as many made-up words.
+Makes the model path that the server needs: a config, and a tokenizer of as many made-up words.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ LEAST_SECONDS = 5.0  # of a load
 
 
 def make_model_directory(folder: Path, config: dict[str, Any]) -> None:
-    """What `--load-format dummy` reads: config.json and tokenizer.json."""
+    """Write config.json and tokenizer.json, which `--load-format dummy` reads."""
     (folder / "config.json").write_text(json.dumps(config))
     vocab = {f"w{number}": number for number in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="w0"))
@@ -74,7 +74,7 @@ def _under(load: tuple[int, int, int], url: str, lab: Lab, report: Report) -> No
 
 
 async def _run(url: str, load: tuple[int, int, int], report: Report, lab: Lab) -> Run:
-    """Four requests for each that is in flight."""
+    """Send four requests for each one in flight."""
     in_flight, prompt, answer = load
     client = HttpClient(url)
     target = HttpTarget(client, await first_model(client), Dialect())

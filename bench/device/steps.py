@@ -25,14 +25,14 @@ LOAD_SECONDS = 30.0
 
 
 def environment(lab: Lab, report: Report) -> None:
-    """What the machine gives: the rates that the aims refer to."""
+    """Measure the rates of the machine to which the aims refer."""
     device, sizes = lab.rig.device, lab.sizes
     report.add("free memory", device.free_bytes() / 1e9, "GB")
     room = device.free_bytes() // 4
     lab.copy_rate = _copy_rate(lab, min(sizes.copy_bytes, room))
     report.add("copy, bytes read and written", lab.copy_rate / 1e12, "TB/s")
     side = sizes.matrix_side
-    # Random: zeros would be kinder to the device than any model.
+    # Random: zeros would make the device faster.
     left, right = (torch.randn(side, side, device=device.name, dtype=sizes.dtype) for _ in range(2))
     out = torch.empty_like(left)
     seconds = lab.rig.seconds(lambda: torch.matmul(left, right, out=out))
@@ -82,7 +82,7 @@ def prefill(lab: Lab, report: Report) -> None:
 
 
 def lora(lab: Lab, report: Report) -> None:
-    """A step of decodes whose rows have so many different adapters among them."""
+    """Time decodes whose rows name so many different adapters."""
     rows, context = lab.sizes.aimed
     lab.release_runner()
     base = math.nan
@@ -107,7 +107,7 @@ def lora(lab: Lab, report: Report) -> None:
 
 
 def _with_adapters(lab: Lab, slots: int, report: Report) -> RunnerBench:
-    """A runner all of whose slots hold an adapter."""
+    """Return a runner with an adapter in every slot."""
     rows, context = lab.sizes.aimed
     names = [str(number) for number in range(1, slots + 1)]
     # One set of numbers serves all names: every slot has memory of its own all the same.
@@ -136,7 +136,7 @@ def load(bench: RunnerBench, names: list[str], report: Report) -> None:
 def random_adapter(
     lab: Lab, spec: ModelSpec, dtype: torch.dtype, rank: int, seed: int = 0
 ) -> LoRAAdapter:
-    """On all maps of every layer, small enough to leave the logits finite."""
+    """Make an adapter on all linear maps, small enough to keep logits finite."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(*shape: int) -> torch.Tensor:

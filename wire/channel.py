@@ -2,7 +2,7 @@
 
 Used by the launcher and its children. The reader binds a mailbox, any number of peers write to it.
 A frame that does not decode is counted and dropped. Sends never block and queues are unbounded: the
-doors bound what is in flight. The client door and the KV events have their own sockets.
+doors bound what is in flight. The client door, KV events and ranks have their own sockets.
 """
 
 import os

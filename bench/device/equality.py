@@ -52,7 +52,7 @@ def requests_of(sizes: EqualitySizes, vocab: int) -> list[Request]:
 
 
 def staircase(first_rid: int, sizes: EqualitySizes, adapters: int) -> list[Request]:
-    """As many requests as there are rows, of which one ends with each step: all sizes of steps."""
+    """Make one request per row, one of which ends with each step, to cover all step sizes."""
     made = []
     for index in range(sizes.most_rows):
         rid = first_rid + index

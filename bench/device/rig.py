@@ -85,9 +85,7 @@ class Rig:
         return self.timer.seconds(start, self.timer.mark()) / repeats
 
     def captured_seconds(self, run: Callable[[], torch.Tensor], repeats: int = 10) -> float:
-        """The same of a captured graph, which the host cannot hold up. `run` writes in one place
-        and gives it.
-        """
+        """Return seconds per replay of a captured graph of `run`, free of launch cost."""
         graph = self.device.capture(run, self._capture_stream)
         return self.seconds(graph.replay, repeats)
 

@@ -1,7 +1,7 @@
 """Checks on the head of an HTTP request before it is served. PURE.
 
-Called by `request_reader`. The parser has checked syntax; these checks refuse framing that two
-servers could read differently, which enables request smuggling.
+Called by `connection`, `request_reader` and `web_guard`. The parser has checked syntax;
+these checks refuse framing that two servers could read differently, as request smuggling does.
 """
 
 from collections.abc import Sequence

@@ -70,8 +70,7 @@ class DeviceModelRunner:
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
         """An id of -1 in the result means that this row alone has failed."""
-        for opened in batch.opened:
-            self._sampler.open(opened)
+        self._sampler.open(batch.opened)
         self._set_pages(batch.new_pages)
         self._write_adapters(batch.new_loras)
         choice = self._graphs.choose(batch)

@@ -8,18 +8,39 @@ works in buffers that stay, and what it launches depends on `Needs` and shapes a
 All calls belong on one stream: a row is opened after the steps of its former request.
 """
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...kernels.cuda import sampling as kernel
 from ...kernels.cuda.sampling import LADDER, Needs
 from ...kernels.sampling import Draw
 from ...wire.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from ...wire.sampling import SamplingParams
 from ..worker_batch import RowOpen
 
 # Of a row: its bias, its stop ids, and the model's own end tokens.
 MAX_EDITS = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 84
+
+
+@dataclass(slots=True, frozen=True)
+class _RowState:
+    """What the device's tables hold of a row that was opened."""
+
+    row: int
+    level: int  # in the ladder of needs
+    floats: list[float]
+    ints: list[int]
+    ids: list[int]  # of edits, with their values, and where those of a chunk start
+    values: list[float]
+    starts: list[int]
+    history: tuple[NDArray[np.int64], NDArray[np.int32]] | None  # ids and what is noted of each
 
 
 class DeviceSampler:
@@ -41,16 +62,79 @@ class DeviceSampler:
         self._vocab_size = vocab_size
         self._device = device
         self._work = kernel.workspace(num_rows, vocab_size, device, chunk, listed)
-        self._tables = kernel.row_tables(num_rows, self._work, MAX_EDITS)
+        self._spare_row = num_rows  # opened to warm up, never sampled
+        self._tables = kernel.row_tables(num_rows + 1, self._work, MAX_EDITS)
         self._next_ids = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self._levels: list[int | None] = [None] * num_rows  # in the ladder of needs
-        self._edited = [False] * num_rows
-        # The tables know addresses; what lies there lives as long as the row is not opened again.
-        self._histories: list[torch.Tensor | None] = [None] * num_rows
-        self.last_tokens = self._tables.last_tokens
+        self._levels: list[int | None] = [None] * (num_rows + 1)  # in the ladder of needs
+        self._edited = [False] * (num_rows + 1)
+        # Made at once, so that what is measured as free at the start has room for all rows.
+        self._histories = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int32, device=device)
+        self.last_tokens = self._tables.last_tokens[:num_rows]
 
-    def open(self, opened: RowOpen) -> None:
-        """Start the row's state anew. A row that draws must carry a seed: ValueError."""
+    def open(self, opened: Sequence[RowOpen]) -> None:
+        """Start the state of rows anew, with one copy to the device for all of them.
+
+        Of two openings of one row the later counts. Raises ValueError for a row that draws without
+        a seed or has too many edits; then nothing has changed.
+        """
+        states = [self._state(one) for one in {one.row: one for one in opened}.values()]
+        if not states:
+            return
+        for state in states:
+            self._levels[state.row] = state.level
+        edited = [state for state in states if state.ids or self._edited[state.row]]
+        for state in states:
+            self._edited[state.row] = bool(state.ids)
+        rows = np.array([state.row for state in states], dtype=np.int32)
+        penalised = [state for state in states if state.history is not None]
+        columns = self._columns(states, edited, penalised)
+        parts = self._brought([rows, *columns])
+        places = parts[0].long()
+        tables, history = self._tables, self._histories
+        tables.ints.index_copy_(0, places, parts[1].view(torch.int64).view(len(rows), -1))
+        tables.floats.index_copy_(0, places, parts[2].view(torch.float32).view(len(rows), -1))
+        if edited:
+            starts = parts[4].view(len(edited), -1)
+            tables.edit_starts.index_copy_(0, parts[3].long(), starts)
+            edits = parts[5].long()
+            tables.edit_ids.view(-1).index_copy_(0, edits, parts[6])
+            tables.edit_values.view(-1).index_copy_(0, edits, parts[7].view(torch.float32))
+        if penalised:
+            history.index_fill_(0, parts[8].long(), 0)
+            history.view(-1).index_copy_(0, parts[9].view(torch.int64), parts[10])
+
+    def _columns(
+        self, states: list[_RowState], edited: list[_RowState], penalised: list[_RowState]
+    ) -> list[NDArray[Any]]:
+        """What `open` copies: columns of all rows, of the edited and of the penalised ones."""
+        room = self._tables.edit_ids.shape[1]
+        histories = [state.history for state in penalised if state.history is not None]
+        return [
+            np.array([state.ints for state in states], dtype=np.int64),
+            np.array([state.floats for state in states], dtype=np.float32),
+            np.array([state.row for state in edited], dtype=np.int32),
+            np.array([state.starts for state in edited], dtype=np.int32),
+            np.array(
+                [state.row * room + at for state in edited for at in range(len(state.ids))],
+                dtype=np.int32,
+            ),
+            np.array([one for state in edited for one in state.ids], dtype=np.int32),
+            np.array([one for state in edited for one in state.values], dtype=np.float32),
+            np.array([state.row for state in penalised], dtype=np.int32),
+            np.concatenate(
+                [
+                    np.zeros(0, dtype=np.int64),
+                    *(
+                        state.row * self._vocab_size + ids
+                        for state, (ids, _) in zip(penalised, histories, strict=True)
+                    ),
+                ]
+            ),
+            np.concatenate([np.zeros(0, dtype=np.int32), *(counts for _, counts in histories)]),
+        ]
+
+    def _state(self, opened: RowOpen) -> _RowState:
+        """Compute on the host what the tables of a row will hold."""
         row, sampling = opened.row, opened.sampling
         how = self._draw(opened)
         generated = len(opened.output_ids)
@@ -65,6 +149,8 @@ class DeviceSampler:
                 f"row {row} has {len(bias)} biases and {len(banned)} bans, over {MAX_EDITS}"
             )
         history = self._history(opened) if sampling.penalised else None
+        chunks = self._work.peaks.shape[1]
+        ids, values, starts = kernel.edit_columns(bias, banned, self._work.chunk, chunks)
         floats, ints = kernel.row_columns(
             how,
             self._vocab_size,
@@ -75,15 +161,12 @@ class DeviceSampler:
                 sampling.frequency_penalty,
                 sampling.presence_penalty,
             ),
-            history,
+            None if history is None else self._histories[row],
         )
-        self._put(self._tables.floats[row], floats)
-        self._put(self._tables.ints[row], ints)
-        self._put_edits(row, bias, banned)
-        self._histories[row] = history
         filters = how is not None and (0 < how.top_k < self._vocab_size or how.top_p < 1.0)
         needs = Needs(how is not None, filters, bool(history is not None or bias or banned))
-        self._levels[row] = next(level for level, one in enumerate(LADDER) if one.covers(needs))
+        level = next(level for level, one in enumerate(LADDER) if one.covers(needs))
+        return _RowState(row, level, floats, ints, ids, values, starts, history)
 
     def needs(self, rows: Sequence[int]) -> Needs:
         """What covers a step of these rows. ValueError for one that was never opened."""
@@ -96,7 +179,12 @@ class DeviceSampler:
         return LADDER[highest]
 
     def warm_up(self, width: int) -> None:
-        """Have all kernels compiled for float32 logits of `width` columns."""
+        """Run all that sampling and opening run, so that nothing is loaded under a request.
+
+        Kernels are compiled for float32 logits of `width` columns.
+        """
+        everything = SamplingParams(temperature=0.0, presence_penalty=1.0, logit_bias={0: 1.0})
+        self.open([RowOpen(self._spare_row, everything, array("i", [0]), array("i"), ())])
         logits = torch.empty(1, width, dtype=torch.float32, device=self._device)
         padding = torch.full((1,), -1, dtype=torch.int32, device=self._device)
         for needs in LADDER:
@@ -136,33 +224,24 @@ class DeviceSampler:
             position=len(opened.output_ids),
         )
 
-    def _history(self, opened: RowOpen) -> torch.Tensor:
-        """[vocab_size] int32 on the device, as kernel.row_columns describes it."""
-        history = torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
-        for ids, value in ((opened.prompt_ids, 0), (opened.output_ids, 2)):
-            if ids:
-                staged = self._staged(torch.tensor(ids.tolist(), dtype=torch.int64))
-                there = staged.to(self._device, non_blocking=True)
-                history.index_add_(0, there, torch.full_like(there, value, dtype=torch.int32))
-                history.index_copy_(0, there, history[there] | 1)
-        return history
+    def _history(self, opened: RowOpen) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Ids that occurred and the history of each, as kernel.row_columns describes it."""
+        output = np.array(opened.output_ids, dtype=np.int64)
+        occurred = np.concatenate([np.array(opened.prompt_ids, dtype=np.int64), output])
+        ids = np.unique(occurred[occurred < self._vocab_size])
+        generated = np.bincount(output, minlength=self._vocab_size)[ids]
+        return ids, (2 * generated + 1).astype(np.int32)
 
-    def _put_edits(self, row: int, bias: dict[int, float], banned: Sequence[int]) -> None:
-        """Rows of which most have none: a row without edits is written only if it had some."""
-        edited = bool(bias or banned)
-        if edited or self._edited[row]:
-            chunks = self._work.peaks.shape[1]
-            ids, values, starts = kernel.edit_columns(bias, banned, self._work.chunk, chunks)
-            if ids:
-                self._put(self._tables.edit_ids[row, : len(ids)], ids)
-                self._put(self._tables.edit_values[row, : len(ids)], values)
-            self._put(self._tables.edit_starts[row], starts)
-        self._edited[row] = edited
+    def _brought(self, columns: list[NDArray[Any]]) -> list[torch.Tensor]:
+        """Copy the bytes of all columns to the device at once; each comes back as [n] int32.
 
-    def _put(self, target: torch.Tensor, values: Sequence[float]) -> None:
-        staged = self._staged(torch.tensor(values, dtype=target.dtype))
-        target.copy_(staged, non_blocking=True)
-
-    def _staged(self, values: torch.Tensor) -> torch.Tensor:
-        """Pinned: from there a copy does not wait, and torch keeps the memory until it is read."""
-        return values.pin_memory() if self._device.type == "cuda" else values
+        Pinned: from there a copy does not wait, and torch keeps the memory until it is read. Each
+        column begins at a multiple of 8 bytes, so that it can be viewed as int64.
+        """
+        words = [column.reshape(-1).view(np.int32) for column in columns]
+        begins = list(accumulate((len(one) + len(one) % 2 for one in words), initial=0))
+        staged = torch.empty(begins[-1], dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        for begin, one in zip(begins, words, strict=False):
+            staged.numpy()[begin : begin + len(one)] = one
+        there = staged.to(self._device, non_blocking=True)
+        return [there[begin : begin + len(one)] for begin, one in zip(begins, words, strict=False)]

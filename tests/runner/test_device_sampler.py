@@ -4,8 +4,10 @@ import math
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tokenloom.kernels.cuda.sampling import Needs
 from tokenloom.scheduler_proc.runner import device_sampler
@@ -58,7 +60,7 @@ class Pair:
 
     def open(self, wish: RowOpen) -> None:
         self.host.open(wish)
-        self.device.open(wish)
+        self.device.open([wish])
 
     def step(self, rows: list[int], logits: torch.Tensor) -> list[int]:
         """Both sample and must agree. The device's step is padded with a row of -1."""
@@ -95,6 +97,41 @@ def test_a_row_opened_again_forgets_its_request_and_goes_on_from_its_output() ->
         pair.step([0, 1, 2], logits_of(step, 3))
 
 
+def test_rows_opened_together_take_one_copy_and_sample_as_those_opened_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brought: list[int] = []
+    bring = DeviceSampler._brought
+
+    def counted(self: DeviceSampler, columns: list[NDArray[np.generic]]) -> list[torch.Tensor]:
+        brought.append(len(columns))
+        return bring(self, columns)
+
+    monkeypatch.setattr(DeviceSampler, "_brought", counted)
+    pair = Pair()
+    for turn, shift in enumerate((0, 3)):
+        wishes = [
+            opened((row + shift) % 8, sampling, output=[5, 5, 8][:turn], prompt=range(row))
+            for row, sampling in enumerate(WISHES)
+        ]
+        for wish in wishes:
+            pair.host.open(wish)
+        pair.device.open([opened(0, WISHES[4]), *wishes])  # of two openings the later counts
+        assert len(brought) == turn + 1
+        for step in range(3):
+            pair.step([*range(8)], logits_of(20 + step, 8))
+    pair.device.open([])
+    assert len(brought) == 2
+
+
+def test_a_refused_opening_changes_no_row() -> None:
+    pair = Pair()
+    pair.open(opened(0, WISHES[3]))
+    with pytest.raises(ValueError, match="row 1 was opened without a seed"):
+        pair.device.open([opened(0, GREEDY), opened(1, SamplingParams())])
+    pair.step([0], logits_of(0, 1))
+
+
 def test_bans_end_on_the_device_when_enough_is_generated() -> None:
     pair = Pair()
     pair.open(opened(0, SamplingParams(temperature=0.0, min_new_tokens=2)))
@@ -116,7 +153,7 @@ def test_a_failed_row_notes_nothing_and_its_neighbours_do_not_feel_it() -> None:
 
 def test_a_grammar_allows_ids_by_row() -> None:
     sampler = DeviceSampler(3, VOCAB, torch.device("cpu"), chunk=16)
-    sampler.open(opened(2, GREEDY))
+    sampler.open([opened(2, GREEDY)])
     allowed = torch.zeros(3, 2, dtype=torch.int32)
     allowed[2, 1] = 1 << (33 - 32)
     rows = torch.tensor([2], dtype=torch.int32)
@@ -126,14 +163,14 @@ def test_a_grammar_allows_ids_by_row() -> None:
 def test_what_a_step_needs_follows_from_its_rows() -> None:
     sampler = DeviceSampler(NUM_ROWS, VOCAB, torch.device("cpu"), chunk=16)
     for row, sampling in enumerate(WISHES):
-        sampler.open(opened(row, sampling))
+        sampler.open([opened(row, sampling)])
     assert sampler.needs([]) == sampler.needs([0, 6]) == Needs()
     assert sampler.needs([0, 1]) == sampler.needs([7]) == Needs(draws=True)
     assert sampler.needs([2, 1, 6]) == Needs(draws=True, filters=True)
     for rows in ([3], [4], [5], [1, 4, 2]):
         assert sampler.needs(rows) == Needs(draws=True, filters=True, adjusts=True)
     # as many tokens as are asked for: what was banned no longer is
-    sampler.open(opened(0, SamplingParams(temperature=0.0, min_new_tokens=2), output=[1, 1]))
+    sampler.open([opened(0, SamplingParams(temperature=0.0, min_new_tokens=2), output=[1, 1])])
     assert sampler.needs([0]) == Needs()
 
 
@@ -147,13 +184,13 @@ def test_warming_up_changes_nothing() -> None:
 def test_misuse_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = DeviceSampler(2, VOCAB, torch.device("cpu"), chunk=16)
     with pytest.raises(ValueError, match="row 1 was opened without a seed"):
-        sampler.open(opened(1, SamplingParams()))
+        sampler.open([opened(1, SamplingParams())])
     with pytest.raises(ValueError, match="row 0 samples but was never opened"):
         sampler.needs([0])
-    sampler.open(opened(0, GREEDY))
+    sampler.open([opened(0, GREEDY)])
     three = torch.tensor([0, -1, -1], dtype=torch.int32)
     with pytest.raises(ValueError, match="3 rows sample at once, the workspace is for 2"):
         sampler.sample(logits_of(0, 3), three, Needs())
     monkeypatch.setattr(device_sampler, "MAX_EDITS", 2)
     with pytest.raises(ValueError, match="row 0 has 1 biases and 2 bans, over 2"):
-        sampler.open(opened(0, WISHES[5]))
+        sampler.open([opened(0, WISHES[5])])

@@ -112,6 +112,7 @@ class _Builder:
             facts,
         )
         self._warm_up()
+        runner.warm_up()
         return runner
 
     def _warm_up(self) -> None:

@@ -64,6 +64,17 @@ class DeviceModelRunner:
         size = self._columns.numel()
         self._host = deque(_HostBuffer(device.host_buffer(size)) for _ in range(HOST_BUFFERS))
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run the copies that surround a step, so that their kernels are loaded by then.
+
+        Nothing that a request reads is changed: the page is that of padding, and slot 1 is empty.
+        """
+        self._copy_pages({(self._pad_row, 0): 0})
+        if self.facts.max_loras:
+            self._device.beside(lambda: self._lora_slots.put(1, None))
+        self._device.download(self._state.last_tokens[:1])()
+
     def prepare(self) -> bool:
         return False
 
@@ -115,8 +126,11 @@ class DeviceModelRunner:
             return
         self._slots.set_pages(new_pages)
         # Of two entries for one place the later counts; a scatter keeps no order.
-        last = {(row, index): page for row, index, page in new_pages}
-        numbers = np.array([(*place, page) for place, page in last.items()], dtype=np.int64)
+        self._copy_pages({(row, index): page for row, index, page in new_pages})
+
+    def _copy_pages(self, pages: dict[tuple[int, int], int]) -> None:
+        """Write pages into the device's table, by row and index."""
+        numbers = np.array([(*place, page) for place, page in pages.items()], dtype=np.int64)
         table = self._state.page_table
         places = numbers[:, 0] * table.shape[1] + numbers[:, 1]
         staged = self._device.host_buffer(2 * len(places)).view(2, -1)

@@ -28,8 +28,8 @@ from tokenloom.scheduler_proc.runner.device_loading import (
     _Builder,
     make_device_runner,
 )
-from tokenloom.scheduler_proc.runner.device_lora import staged
-from tokenloom.scheduler_proc.runner.device_runner import largest_layout
+from tokenloom.scheduler_proc.runner.device_lora import DeviceLoRASlots, staged
+from tokenloom.scheduler_proc.runner.device_runner import DeviceModelRunner, largest_layout
 from tokenloom.scheduler_proc.runner.facts import Runner, RunnerFacts
 from tokenloom.scheduler_proc.runner.kv_pool import KVShape
 from tokenloom.scheduler_proc.runner.lora_loader import load_adapter
@@ -271,6 +271,21 @@ def test_graphs_that_only_measure_memory_share_no_stream_with_those_that_serve(
     assert len({graph.stream for graph in trials}) == 1
     assert len({graph.stream for graph in serving}) == 1
     assert trials[0].stream != serving[0].stream
+
+
+def test_the_copies_around_a_step_run_before_any_request(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if_on_device(monkeypatch)
+    put, copied = Mock(), Mock(side_effect=DeviceModelRunner._copy_pages)
+    monkeypatch.setattr(DeviceLoRASlots, "put", put)
+    monkeypatch.setattr(DeviceModelRunner, "_copy_pages", lambda *args: copied(*args))
+    device = FakeDevice()
+    monkeypatch.setattr(device, "download", downloaded := Mock(side_effect=device.download))
+    runner = on_device(model, device, max_loras=1)
+    assert copied.call_count == downloaded.call_count == put.call_count == 1
+    assert isinstance(runner, DeviceModelRunner)
+    assert not runner._state.page_table.any()
 
 
 class Measuring(FakeDevice):

@@ -133,10 +133,10 @@ def _innermost(error: Exception) -> Exception:
 
 
 def _report(error: Exception, life: ChildLife) -> None:
-    """Report an error to the launcher: our own ValueErrors as their message, others with a
-    traceback."""
+    """Report an error to the launcher: our own ValueErrors and OSErrors as their message, others
+    with a traceback."""
     ours = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
-    if ours and isinstance(error, ValueError):
+    if ours and isinstance(error, ValueError | OSError):
         log.error("%s", error)
         life.failed(str(error))
         return

@@ -140,6 +140,20 @@ def test_a_runtime_folder_that_is_missing(home: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize("what", ["link", "open to all"])
+def test_a_door_folder_that_somebody_else_made(home: Path, what: str) -> None:
+    folder = home / f"tokenloom-{os.geteuid()}"
+    if what == "link":
+        (home / "elsewhere").mkdir()
+        folder.symlink_to(home / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    status, said = start_fails("--port", "0", TMPDIR=str(home))
+    assert status == 1
+    assert str(folder) in said
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -115,7 +115,8 @@ class TimedDevice:
 
     def download(self, source: torch.Tensor) -> Read:
         read = self.device.download(source)
-        self.spans.append((self._begun, self.timer.mark()))
+        if self._begun is not None:  # else no step has begun: the runner warms up
+            self.spans.append((self._begun, self.timer.mark()))
         return read
 
     def beside(self, work: Callable[[], None]) -> None:

@@ -142,7 +142,8 @@ def test_socket_clients(server: Server) -> None:
 def test_chat_in_a_pipe(server: Server) -> None:
     """`tokenloom chat` answers line by line, and the second answer sees the first turn."""
     questions = ["Name three colours.", "Which of them do you like?"]
-    flags = ["--address", server.door, "--temperature", "0", "--max-new-tokens", str(LIMIT)]
+    sampling = ["--temperature", "0", "--repetition-penalty", "1", "--max-new-tokens", str(LIMIT)]
+    flags = ["--address", server.door, *sampling]
     chat = subprocess.run(
         [sys.executable, "-m", "tokenloom", "chat", *flags],
         input="".join(f"{question}\n" for question in questions),

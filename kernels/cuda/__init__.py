@@ -1,1 +1,1 @@
-"""Triton kernels: what the wrappers beside this folder run when tensors are on a CUDA device."""
+"""Triton kernels, which the wrappers in kernels/ launch for tensors on a CUDA device."""

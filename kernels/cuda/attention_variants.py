@@ -1,4 +1,4 @@
-"""The attention of the models for which both attention kernels are compiled ahead of time."""
+"""Attention shapes and types for which both attention kernels are compiled ahead of time."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Variant:
         return f"{dtype} {self.model}" + (f" cache {cache}" if cache != dtype else "")
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """q as part of qkv, both caches, page table, a column of a step, out; without memory."""
+        """q (a slice of qkv), both caches, page table, a step's column, out; on device `meta`."""
         heads = self.heads + 2 * self.kv_heads
         qkv = torch.empty(8, heads, self.head_dim, dtype=self.dtype, device="meta")
         cache = torch.empty(64, self.kv_heads, self.head_dim, dtype=self.cache, device="meta")

@@ -1,10 +1,10 @@
-"""Attention of one new token a request over the paged cache: flash decoding in two kernels.
+"""Attention of one new token per request over the paged cache: flash decoding in two kernels.
 
-The context of a row is cut into splits; the first kernel leaves a normalised partial result and
-its log-sum-exp for each, the second merges them. Called by kernels/device_attention.py, also inside
-captured graphs: nothing here may depend on what a step holds other than through tensors. How a row
-is cut follows from its own length, so its batch-mates change no bit of it; the batch only decides
-how many programs share the splits of a row.
+The context of a row is cut into splits; the first kernel writes a normalised partial result and its
+log-sum-exp for each, the second merges them. Called by kernels/device_attention.py, also inside
+captured graphs: the contents of a step may enter only through tensors. A row's splits depend on its
+own length, so that its batch-mates change no bit of it; the batch only decides how many programs
+share the splits of a row.
 """
 
 import torch
@@ -20,15 +20,17 @@ from .specialisation import Launch, Specialisation
 SPLIT_TOKENS = 256
 # Splits x KV heads of one long row: two programs on each of 132 multiprocessors, in one wave.
 PROGRAMS_OF_A_ROW = 256
-# Programs of a whole step from which on they take several splits each: those beyond the splits of
-# a short row leave at once, but they are not free.
+# Above this many programs in a step, each takes several splits: programs beyond the splits of a
+# short row return at once, but are not free.
 PROGRAMS_OF_A_STEP = 2112
 TILE_BYTES = 16384
 MERGE_BLOCK = 16
 
 
 class DecodeScratch:
-    """Partial results of the largest batch, shared by all layers; made once, before any capture."""
+    """Buffers for the partial results of the largest batch, shared by all layers; made once, before
+    any capture.
+    """
 
     def __init__(
         self, batch: int, heads: int, head_dim: int, max_splits: int, device: torch.device
@@ -40,19 +42,19 @@ class DecodeScratch:
 
 
 def max_splits(kv_heads: int, max_context: int) -> int:
-    """How many splits the longest row of a model is cut into."""
+    """The number of splits of a model's longest row."""
     few = min(max(PROGRAMS_OF_A_ROW // kv_heads, 8), 128)
     return min(few, -(-max_context // SPLIT_TOKENS))
 
 
 @triton.jit
 def _split_tokens(length, MAX_SPLITS: tl.constexpr, MIN_TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Tokens of a split, whole blocks: MAX_SPLITS or fewer cover the row, and none is empty."""
+    """Tokens per split, in whole blocks, so that at most MAX_SPLITS cover the row, none empty."""
     needed = tl.cdiv(tl.cdiv(length, MAX_SPLITS), BLOCK) * BLOCK
     return tl.maximum(needed, MIN_TOKENS)
 
 
-# The step's columns lie side by side in one buffer: their alignment tells nothing.
+# The step's columns are slices of one buffer, of any alignment: do not specialise on it.
 @triton.jit(do_not_specialize_on_alignment=["rows", "context_lens"])
 def _attend_splits(
     q,
@@ -81,7 +83,7 @@ def _attend_splits(
     BLOCK_D: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)  # neighbours in a slot run side by side
+    kv_head = tl.program_id(0)  # fastest dimension: heads adjacent in a slot run together
     request = tl.program_id(2).to(tl.int64)
     length = tl.load(context_lens + request)
     split_tokens = _split_tokens(length, MAX_SPLITS, MIN_TOKENS, BLOCK_N)
@@ -90,7 +92,7 @@ def _attend_splits(
     if first >= splits:
         return
 
-    # The query heads of a group are the rows of one tile; rows beyond it are zeros.
+    # The query heads of a group are the rows of one tile; the rows beyond them are zeros.
     members = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     heads = kv_head * GROUP + members
@@ -155,7 +157,7 @@ def _merge_splits(
     splits = tl.cdiv(length, _split_tokens(length, MAX_SPLITS, MIN_TOKENS, BLOCK_N))
     first_row = (request * tl.num_programs(0) + head) * MAX_SPLITS
     dims = tl.arange(0, BLOCK_D)
-    # Finite, for lanes that see no split at all: minus infinity less itself is no number.
+    # Finite, for lanes without any split: minus infinity less itself would be NaN.
     nothing = -1e38
     top = tl.full([BLOCK_S], nothing, tl.float32)
     total = tl.zeros([BLOCK_S], tl.float32)
@@ -184,7 +186,7 @@ INTERPRETED = not isinstance(_attend_splits, triton.JITFunction)
 
 
 def block_tokens(head_dim: int, cache_item_bytes: int) -> int:
-    """Tokens of a tile: tiles of one size in bytes keep the same number of bytes in flight."""
+    """Tokens per tile, for tiles of TILE_BYTES: equal sizes keep as many bytes in flight."""
     padded: int = triton.next_power_of_2(head_dim)
     return min(max(TILE_BYTES // (padded * cache_item_bytes), 16), 128)
 
@@ -298,6 +300,6 @@ def specialisations() -> list[Specialisation]:
             q, k_cache, v_cache, page_table, numbers, numbers, out, scratch, 16, 0.1, 1.0, 1.0
         )
         found.append(attend.specialisation(f"decode_attention {model.name}"))
-        if model.cache == model.dtype:  # it does not see the cache
+        if model.cache == model.dtype:  # the merge does not depend on the cache's type
             found.append(merge.specialisation(f"decode_attention merge {model.name}"))
     return found

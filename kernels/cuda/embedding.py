@@ -1,4 +1,4 @@
-"""Rows of the embedding table on a CUDA device. Launched by kernels/embedding.py."""
+"""Embedding lookup on a CUDA device. Launched by kernels/embedding.py."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ _BLOCK = 1024
 _NUM_WARPS = 4
 
 
-# The step's columns lie side by side in one buffer: their alignment tells nothing.
+# The step's columns are slices of one buffer, of any alignment: do not specialise on it.
 @triton.jit(do_not_specialize_on_alignment=["input_ids", "token_rows"])
 def _embedding_kernel(
     table,
@@ -45,7 +45,9 @@ def embed(
     out: torch.Tensor,
     ids: torch.Tensor,
 ) -> None:
-    """As kernels/embedding.py, into out [T, hidden] and ids [T] int64; last dimensions dense."""
+    """Write kernels/embedding.py's results to out [T, hidden] and ids [T] int64, dense in the last
+    dimension.
+    """
     tokens, hidden = out.shape
     if tokens == 0:
         return

@@ -1,9 +1,9 @@
 """Causal attention of new tokens over the paged cache, which holds them already.
 
-Called by kernels/device_attention.py for requests that are more than a decode. A program takes a
-tile of new tokens of one request, with all query heads of one KV head as its rows, and walks over
-the cache from its first block to the last token of the tile. It holds no more than one block of
-scores. Tiles are counted from a request's first new token, so batch-mates change no bit of a row.
+Called by kernels/device_attention.py for prompt chunks. A program takes a tile of new tokens of one
+request, with all query heads of one KV head as its rows, and walks the cache from its first block
+to the last token of the tile, holding one block of scores at a time. Tiles are counted from a
+request's first new token, so that batch-mates change no bit of a row.
 """
 
 import torch
@@ -19,11 +19,10 @@ SEARCH_BLOCK = 128
 
 @triton.jit
 def _find_request(query_starts, requests, tile, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr):
-    """The request b of a tile, and its first token's place among those of b; that may be too far.
+    """The request b of a tile, and the index in b of the tile's first token, maybe beyond b's end.
 
-    With n tokens before it, request b has its tiles from n // BLOCK_Q + b on. As many tiles lie
-    between that and the next one's as b needs, or one more, so the host knows the size of the grid
-    without knowing a length.
+    With n tokens before it, request b's tiles begin at n // BLOCK_Q + b. That leaves b as many
+    tiles as it needs, or one more, so that the host can size the grid without knowing any length.
     """
     origin = tl.load(query_starts)
     begun = 0
@@ -39,9 +38,9 @@ def _find_request(query_starts, requests, tile, BLOCK_Q: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _rows_of_tile(query_starts, extend_lens, request, tokens, is_row, is_dim):
-    """Where the rows of a tile lie in the step [BLOCK_M, 1], and what of them exists.
+    """The step's token of each row of a tile [BLOCK_M, 1], and the mask of those that exist.
 
-    Its loads are volatile, so that the compiler sees two of these as two.
+    The loads are volatile so that the compiler does not merge two calls of this.
     """
     flat = tl.load(query_starts + request, volatile=True) + tokens
     exists = is_row & (tokens < tl.load(extend_lens + request, volatile=True))
@@ -70,7 +69,7 @@ def _attend_blocks(
 ):
     """One pass of online softmax over the positions from `first` to `end`.
 
-    Without MASKED every row sees all of them and they are whole blocks.
+    Without MASKED, every row must attend to all of them, and they must be whole blocks.
     """
     acc, total, top = state
     positions = first + tl.arange(0, BLOCK_N)
@@ -96,7 +95,7 @@ def _attend_blocks(
     return acc, total, top
 
 
-# The step's columns lie side by side in one buffer: their alignment tells nothing.
+# The step's columns are slices of one buffer, of any alignment: do not specialise on it.
 @triton.jit(
     do_not_specialize=["requests"],
     do_not_specialize_on_alignment=["rows", "prefix_lens", "extend_lens", "query_starts"],
@@ -134,7 +133,7 @@ def _attend_tile(
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
-    # The last tiles of a prompt see most: they start first, so that no long one is left at the end.
+    # The last tiles of a prompt take longest: they start first, so that none is left at the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     request, first_token = _find_request(query_starts, requests, tile, BLOCK_Q, BLOCK_B)
     extend_len = tl.load(extend_lens + request)
@@ -155,7 +154,7 @@ def _attend_tile(
     table_row = page_table + tl.load(rows + request).to(tl.int64) * table_stride
     keys = k_cache + kv_head.to(tl.int64) * K_HEAD_STRIDE
     values = v_cache + kv_head.to(tl.int64) * V_HEAD_STRIDE
-    # Rows that are not stored see what the last one sees, so that no row is without a position.
+    # Rows beyond the tile attend to what its last row does, so that no row has zero positions.
     context = prefix_len + tl.minimum(first_token + BLOCK_Q, extend_len)
     last_seen = tl.minimum(prefix_len + tokens, context - 1)
     all_see = (prefix_len + first_token + 1) // BLOCK_N * BLOCK_N
@@ -172,7 +171,7 @@ def _attend_tile(
         state, query, keys, values, table_row, all_see, context, last_seen, score_scale,
         K_STRIDE, V_STRIDE, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, OPERAND, True,
     )  # fmt: skip
-    # Worked out anew: kept through the loops, they cost 40 registers.
+    # Recomputed here: kept through the loops, they would cost 40 registers.
     flat, mask = _rows_of_tile(
         query_starts, extend_lens, request, tokens, members < BLOCK_Q * GROUP, dims < HEAD_DIM
     )
@@ -205,7 +204,7 @@ def extend_attention(
     q, out [T, H, D] hold the new tokens request by request: those of request b begin at
     query_starts[b] ([B] int32 or more, dense: b's end where b + 1's begin, the first anywhere in T)
     and are extend_lens[b] [B] int32, 1 or more. The j-th has the position p = prefix_lens[b] + j.
-    Caches, page_table and rows as decode_attention takes them.
+    Caches, page_table and rows are those of decode_attention.
     """
     _launch(
         q, k_cache, v_cache, page_table, rows, prefix_lens, extend_lens, query_starts, out,
@@ -214,7 +213,7 @@ def extend_attention(
 
 
 def _tiles(head_dim: int, operand: tl.dtype, cache_item_bytes: int) -> tuple[int, int, int, int]:
-    """Rows, tokens of the cache, warps and stages that spill on neither sm_80 nor sm_90."""
+    """BLOCK_M, BLOCK_N, warps and stages that spill on neither sm_80 nor sm_90."""
     if operand == tl.float32:
         return 16, 16, 4, 3
     if head_dim <= 128:

@@ -1,9 +1,9 @@
 """Shrink and expand of low-rank adapters on a CUDA device. Launched by kernels/lora.py.
 
-Matrices are multiplied in tiles of 16 or 32 tokens, for which both architectures use the same
-instruction, and the input's dimension is summed in ranges whose length follows from it alone: a
-decode spreads the ranges over programs, an extend goes through them in one, and the sums are the
-same. Sizes that models vary are plain arguments, so that one compiled kernel serves all their maps.
+Matrices are multiplied in tiles of 16 or 32 tokens, for which sm_80 and sm_90 use the same
+instruction. The input dimension is summed in ranges whose length depends on it alone: a decode
+spreads the ranges over programs, an extend loops over them in one, and the sums are the same. Sizes
+that vary within a model are plain arguments, so that one compiled kernel serves all its maps.
 """
 
 from typing import Protocol
@@ -19,18 +19,18 @@ _EXTEND_BLOCK_K = 64
 _BLOCK_N = 64
 _MIN_RANGE = 512
 _MAX_RANGES = 16
-_MIN_DOT = 16  # of each side of a product on tensor cores
-_SPREAD_BELOW = 32  # chunks shorter than this are of decodes
+_MIN_DOT = 16  # smallest dimension of a product on tensor cores
+_SPREAD_BELOW = 32  # tokens; shorter chunks belong to decodes
 _LOADS = 4
 _NUM_WARPS = 4
-# A kernel is not compiled anew for the number of tokens of a step, or for 1 of the others.
+# Not specialised, so that no value of these compiles a kernel anew.
 _NOT_SPECIALISED = ("tokens", "parts", "splits")
-# The step's columns lie side by side in one buffer: their alignment tells nothing.
+# The step's columns are slices of one buffer, of any alignment: do not specialise on it.
 _COLUMNS = ("order", "starts", "lens", "slots")
 
 
 class Segments(Protocol):
-    """kernels/lora.py LoRASegments."""
+    """The fields of LoRASegments in kernels/lora.py."""
 
     @property
     def order(self) -> torch.Tensor: ...
@@ -143,11 +143,11 @@ def _expand_kernel(
     y_stride,
     r_max,
     parts,
-    size_0,  # outputs of each part; 0 of a part that is not there
+    size_0,  # outputs of each part; 0 for a missing part
     size_1,
     size_2,
     splits,
-    LOADS: tl.constexpr,  # splits whose loads are under way together
+    LOADS: tl.constexpr,  # splits that are loaded at once
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -177,7 +177,7 @@ def _expand_kernel(
     width = parts * r_max
     b_rows = b + slot * (size_0 + size_1 + size_2) * r_max + column.to(tl.int64)[None, :] * r_max
     more = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-    # Loads end at a multiple of 16, so that they are wide; what is beyond the rank is dropped then.
+    # Load up to a multiple of 16, to get wide loads; ranks beyond `rank` are zeroed afterwards.
     loaded_ranks = tl.cdiv(rank, 16) * 16
     for first in range(0, rank, BLOCK_R):
         r = first + tl.arange(0, BLOCK_R)
@@ -201,14 +201,14 @@ def _expand_kernel(
 
 
 def _ranges(size: int) -> tuple[int, int]:
-    """How long the ranges of an input of this size are, in whole blocks, and how many."""
+    """Length, in whole blocks, and number of the ranges of an input of this size."""
     blocks = triton.cdiv(triton.cdiv(size, _MAX_RANGES), _DECODE_BLOCK_K)
     length = max(_MIN_RANGE, blocks * _DECODE_BLOCK_K)
     return length, triton.cdiv(size, length)
 
 
 def _block_r(r_max: int, largest: int) -> int:
-    """Ranks in one product."""
+    """Ranks per product, at most `largest`."""
     wanted: int = triton.next_power_of_2(r_max)
     return min(max(wanted, _MIN_DOT), largest)
 
@@ -216,10 +216,10 @@ def _block_r(r_max: int, largest: int) -> int:
 def shrink(
     x: torch.Tensor, a: torch.Tensor, ranks: torch.Tensor, parts: int, segments: Segments
 ) -> torch.Tensor:
-    """As lora_shrink; a is contiguous."""
+    """Launch lora_shrink of kernels/lora.py; a is contiguous."""
     (tokens, size), r_max = x.shape, a.shape[1] // parts
     range_size, ranges = _ranges(size)
-    # Many small programs for decodes, few reads of x for extends.
+    # Decodes spread over many small programs; extends read x few times.
     is_decode = segments.chunk_tokens < _SPREAD_BELOW
     splits, block_r = (ranges, _MIN_DOT) if is_decode else (1, _block_r(r_max, 64))
     h = torch.empty(splits, tokens, a.shape[1], dtype=torch.float32, device=x.device)
@@ -255,7 +255,7 @@ def shrink(
 def shrink_ids(
     ids: torch.Tensor, a: torch.Tensor, ranks: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
-    """As lora_shrink_ids; a is contiguous."""
+    """Launch lora_shrink_ids of kernels/lora.py; a is contiguous."""
     r_max, vocab_size = a.shape[1:]
     h = torch.empty(1, ids.shape[0], r_max, dtype=torch.float32, device=ids.device)
     if len(segments.slots) == 0:
@@ -286,7 +286,7 @@ def expand(
     segments: Segments,
     y: torch.Tensor,
 ) -> None:
-    """As lora_expand; h and b are contiguous."""
+    """Launch lora_expand of kernels/lora.py; h and b are contiguous."""
     r_max = b.shape[2]
     blocks = sum(triton.cdiv(size, _BLOCK_N) for size in part_sizes)
     if len(segments.slots) == 0:
@@ -321,7 +321,7 @@ _SEGMENTS = dict.fromkeys(("ranks", "order", "starts", "lens", "slots"), "*i32")
 
 
 def specialisations() -> list[Specialisation]:
-    """Ranks up to 16 and up to 64; extends with inputs of 4096 and 14336."""
+    """Variants for ranks up to 16 and up to 64, and for extends with inputs of 4096 and 14336."""
     shrinks = ((16, 16, 1), (32, 16, 8), (32, 64, 8), (32, 64, 16))
     expands = ((16, 16), (16, 32), (32, 16), (32, 32))
     return [

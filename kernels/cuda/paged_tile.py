@@ -1,6 +1,6 @@
-"""Tokens of a paged cache as tiles of a dot product. Used by the two attention kernels.
+"""Load tokens of a paged cache as tiles of a dot product. Used by the two attention kernels.
 
-Owns the address arithmetic of pages and the rule of which type the products are computed in.
+Owns the address arithmetic of pages and the choice of the type of the products.
 """
 
 import torch
@@ -17,10 +17,10 @@ _TRITON_TYPES = {
 
 
 def operand_type(q: torch.dtype, cache: torch.dtype, interpreted: bool) -> tl.dtype:
-    """The type in which q . k and p . v are multiplied (sums are float32 always).
+    """The operand type of q . k and p . v (sums are always float32).
 
-    fp8 becomes float16: it holds every value of both formats, and the conversion of two is one
-    instruction. The interpreter multiplies 16-bit integers instead of bfloat16: float32 there.
+    fp8 becomes float16, which holds every value of both formats and is converted to in pairs by one
+    instruction. The interpreter gets float32, because it multiplies bfloat16 as 16-bit integers.
     """
     if interpreted or torch.float32 in (q, cache):
         return tl.float32
@@ -29,7 +29,7 @@ def operand_type(q: torch.dtype, cache: torch.dtype, interpreted: bool) -> tl.dt
 
 @triton.jit
 def load_slots(page_table_row, positions, live, PAGE_SIZE: tl.constexpr) -> tl.tensor:
-    """Slots [N] int64 of `positions` [N] of one row; positions that are not live get slot 0."""
+    """Slots [N] int64 of `positions` [N] of one row; in page 0, padding, where not `live`."""
     positions = positions.to(tl.uint32)  # division by a power of two becomes a shift
     pages = tl.load(page_table_row + positions // PAGE_SIZE, mask=live, other=0)
     return pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
@@ -45,7 +45,7 @@ def load_tile(
     BLOCK_D: tl.constexpr,
     OPERAND: tl.constexpr,
 ) -> tl.tensor:
-    """[N, BLOCK_D] of one KV head (`cache` points at it); zeros where not live and beyond D."""
+    """Load a tile [N, BLOCK_D] of one KV head, at `cache`; zeros if not live or beyond HEAD_DIM."""
     dims = tl.arange(0, BLOCK_D)
     mask = live[:, None] & (dims < HEAD_DIM)[None, :]
     tile = tl.load(cache + slots[:, None] * STRIDE_SLOT + dims[None, :], mask=mask, other=0.0)
@@ -53,9 +53,9 @@ def load_tile(
 
 
 def strides(**tensors: torch.Tensor) -> dict[str, int]:
-    """Q_STRIDE, Q_HEAD_STRIDE of a `q` [T, H, D], ...: constants, as they last as long as a model.
+    """Kernel constants Q_STRIDE, Q_HEAD_STRIDE of `q` [T, H, D], ...; they are fixed per model.
 
-    The last dimension must be dense: it is what is loaded at once.
+    Raises ValueError where the last dimension is not dense: it is loaded as a whole.
     """
     found: dict[str, int] = {}
     for name, tensor in tensors.items():

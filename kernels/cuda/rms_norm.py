@@ -6,8 +6,8 @@ import triton.language as tl
 
 from .specialisation import Specialisation
 
-_ROWS_BELOW = 512  # shorter rows share a program
-_TILE = 1024  # elements of such a program
+_ROWS_BELOW = 512  # elements; shorter rows share a program
+_TILE = 1024  # elements of a program of several rows
 
 
 @triton.jit
@@ -63,10 +63,10 @@ def rms_norm(
     residual: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """As kernels/rms_norm.py, into `out`, which may be x. x [T, D] or [T, N, D], last one dense."""
+    """Write the result of kernels/rms_norm.py to `out`, maybe x; x [T, D] or [T, N, D], D dense."""
     if x.numel() == 0:
         return
-    # A row of [T, D] is the one head of its token. Without a residual its place is never touched.
+    # [T, D] is one head per token. Without a residual, x fills its argument, which is not accessed.
     views = [
         tensor if tensor.dim() == 3 else tensor[:, None]
         for tensor in (x, x if residual is None else residual, out)
@@ -90,7 +90,7 @@ def rms_norm(
 
 
 def specialisations() -> list[Specialisation]:
-    """Hidden states of SmolLM2-135M and Llama-3.1-8B; heads of Qwen3."""
+    """The hidden states of SmolLM2-135M and Llama-3.1-8B, and the heads of Qwen3."""
     return [
         _specialisation(dtype, size, has_residual)
         for dtype in ("bf16", "fp16")

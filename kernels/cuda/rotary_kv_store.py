@@ -1,4 +1,4 @@
-"""Rotary embedding and the store of keys and values, one kernel on a CUDA device.
+"""Rotary embedding and the store of keys and values, in one kernel on a CUDA device.
 
 Launched by kernels/rotary_kv_store.py.
 """
@@ -14,13 +14,13 @@ _HEADS = 8  # per program
 
 @triton.jit
 def _stored(value, scale, LIMIT: tl.constexpr):
-    """What goes into a cache; fp8 (LIMIT: its largest number) is scaled and saturates."""
+    """The value to store in a cache: for fp8, scaled and clamped to +-LIMIT, its largest number."""
     if LIMIT > 0:
         value = tl.minimum(tl.maximum(value / scale, -LIMIT), LIMIT)
     return value
 
 
-# The step's columns lie side by side in one buffer: their alignment tells nothing.
+# The step's columns are slices of one buffer, of any alignment: do not specialise on it.
 @triton.jit(do_not_specialize_on_alignment=["positions", "out_cache_loc"])
 def _rotary_kv_store_kernel(
     qkv,
@@ -56,7 +56,7 @@ def _rotary_kv_store_kernel(
     place = qkv + token * token_stride + head * head_stride + pair
     first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
-    # What the cache gets is rounded like the query, so that both devices store the same.
+    # Keys are rounded like queries before they are stored, so that CPU and device store the same.
     dtype = qkv.dtype.element_ty
     turned_first = (first * cos - second * sin).to(dtype)
     turned_second = (second * cos + first * sin).to(dtype)
@@ -77,7 +77,7 @@ def _rotary_kv_store_kernel(
 
 
 def _tile(head_dim: int) -> tuple[int, int]:
-    """BLOCK and warps: eight elements of a thread are a load of 16 bytes."""
+    """BLOCK and warps, such that each thread loads eight elements, 16 bytes."""
     block: int = triton.next_power_of_2(head_dim // 2)
     return block, max(_HEADS * block // (32 * 8), 1)
 
@@ -94,7 +94,7 @@ def rotary_kv_store(
     k_scale: float,
     v_scale: float,
 ) -> None:
-    """As kernels/rotary_kv_store.py; heads are dense, and cos_sin is contiguous."""
+    """Launch the kernel of kernels/rotary_kv_store.py; heads are dense, cos_sin is contiguous."""
     tokens, heads, head_dim = qkv.shape
     if tokens == 0:
         return

@@ -1,19 +1,20 @@
-"""The next token of every row of logits, chosen on the device: Triton kernels and their launch.
+"""Choose the next token of every row of logits on the device: launches of the Triton kernels.
 
 Called by the runner's DeviceSampler; formulas, their order and the uniform numbers are those of
 kernels/sampling.py. Nothing is sorted and nothing waits for the host. A row is cut into chunks:
 
-    peak      each chunk's largest adjusted logit; a greedy row needs no more
-    weigh     a plain row: each chunk's winner of the draw. A row with top_k or top_p: how many ids
-              lie within some distances of the likeliest, and how much mass
-    collect   such a row: the ids within the smallest of these distances that holds all that is kept
-    choose    merges the chunks of a row. With top_k or top_p: bisects for the last id kept, over
-              what was collected, or over the whole row if that is too much, and draws
+    peak      the largest adjusted logit of each chunk; a greedy row needs no more
+    weigh     without filters: each chunk's winner of the draw. With top_k or top_p: the number and
+              mass of the ids within each of NUM_CUTS distances of the likeliest
+    collect   with filters: lists the ids within the smallest distance that holds all kept ids
+    choose    merges the chunks of a row. With filters: bisects for the last kept id, over the list
+              or, if it would be too long, over the whole row, and draws
 
-Ids are ordered by (distance from the likeliest, id) as one integer, a rank, so that ties need no
-care: the lowest ids win, as in the reference. What may differ from it: logarithms by an ulp (a draw
-in about 1e6), and masses, summed here in float32 without normalising: the last id that top_p keeps,
-where its border is met within some 1e-6 of the mass. Chunks and sums depend on the row alone.
+Ids are ordered by (distance from the likeliest, id) as one integer, a rank, so that of equal logits
+the lowest id wins, as in the reference. Differences from it: logarithms, by an ulp (one draw in
+about 1e6); and masses, summed in float32 without normalising, which can change the last id that
+top_p keeps where its bound is met within some 1e-6 of the mass. Chunks and sums depend on the row
+alone.
 """
 
 import math
@@ -30,11 +31,11 @@ from .sampling_kernels import choose, collect, peak, weigh
 from .sampling_math import COLUMNS, LARGEST_ID, NUM_CUTS
 from .specialisation import Specialisation
 
-CHUNK = 2048  # ids of one program
-LISTED = 8192  # ids of a row that are collected at most
-_WARPS = 4  # of a chunk; as many ids to a thread as fill its registers
-_ROW_WARPS = 8  # where one program works on a row
-# Distances from 1/16 to 18, and all that are finite.
+CHUNK = 2048  # ids per program
+LISTED = 8192  # most ids of a row that are collected
+_WARPS = 4  # per chunk; each thread then has as many ids as fill its registers
+_ROW_WARPS = 8  # where one program serves a row
+# Distances from 1/16 to 18, and one that holds all finite distances.
 CUTS = [*(1.5**index / 16 for index in range(NUM_CUTS.value - 1)), torch.finfo(torch.float32).max]
 MAX_VOCAB = int(LARGEST_ID.value) + 1
 
@@ -59,16 +60,16 @@ _SIGNATURE = {
     "listed_ids": "*i32",
     "next_ids": "*i32",
     "last_tokens": "*i32",
-}  # of the pointers; all else that is no constant is i32
+}  # types of the pointers; other arguments are i32 or constants
 
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """What R rows asked for; columns are named in sampling_math.py.
+    """The sampling parameters of R rows; columns are named in sampling_math.py.
 
     An edit adds its value to the logit of its id; a value of -inf is a ban, in force while the row
-    has generated less than its MIN_NEW_TOKENS. Those of chunk c of row r, in any order, are entries
-    edit_starts[r, c] to edit_starts[r, c + 1] of the row's lists.
+    has generated fewer than its MIN_NEW_TOKENS. The edits of chunk c of row r, in any order, are
+    entries edit_starts[r, c] to edit_starts[r, c + 1] of the row's lists.
     """
 
     floats: torch.Tensor  # [R, 8] float32
@@ -81,24 +82,24 @@ class RowTables:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What the kernels of one step tell each other, for up to S rows. Nothing in it outlives it."""
+    """Buffers that pass results between the kernels of one step, for up to S rows."""
 
     chunk: int
-    cuts: torch.Tensor  # [NUM_CUTS] float32: the distances at which rows are weighed, ascending
+    cuts: torch.Tensor  # [NUM_CUTS] float32: the distances that `weigh` uses, ascending
     peaks: torch.Tensor  # [S, chunks] float32
     peak_ids: torch.Tensor  # [S, chunks] int32
     scores: torch.Tensor  # [S, chunks] float32
     score_ids: torch.Tensor  # [S, chunks] int32
     counts: torch.Tensor  # [S, NUM_CUTS, chunks] int32
     masses: torch.Tensor  # [S, NUM_CUTS, chunks] float32
-    cut_of_row: torch.Tensor  # [S] int32: the cut within which all lies that is kept
+    cut_of_row: torch.Tensor  # [S] int32: the smallest cut that holds all kept ids
     listed_far: torch.Tensor  # [S, L] float32: distances
     listed_ids: torch.Tensor  # [S, L] int32
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What some row of a step needs; a row gets the same token with more of it than it needs."""
+    """The features that a step's rows need; more than a row needs does not change its token."""
 
     draws: bool = False
     filters: bool = False  # top_k or top_p
@@ -112,7 +113,7 @@ class Needs:
         )
 
 
-# The combinations that are compiled: each does all that those before it do.
+# The combinations that are compiled; each covers those before it.
 LADDER = (Needs(), Needs(True), Needs(True, True), Needs(True, True, True))
 EVERYTHING = LADDER[-1]
 
@@ -125,11 +126,11 @@ def row_columns(
     penalties: tuple[float, float, float] = (1.0, 0.0, 0.0),
     history: torch.Tensor | None = None,
 ) -> tuple[list[float], list[int]]:
-    """A row of RowTables.floats and one of .ints; `how` None means the likeliest id.
+    """A row of RowTables.floats and one of .ints; `how` None: take the likeliest id.
 
-    `history` [vocab_size] int32, needed where penalties (repetition, frequency, presence) are:
-    twice the number of times that an id was generated, plus 1 if it is in prompt or output. Its
-    address is all that the row keeps.
+    `history` [vocab_size] int32, required with penalties (repetition, frequency, presence): twice
+    the number of times that an id was generated, plus 1 if it is in prompt or output. The row keeps
+    only its address.
     """
     address = 0 if history is None else history.data_ptr()
     floats, ints = [0.0, 1.0, -math.inf, *penalties], [0, generated, min_new_tokens, 0, address]
@@ -146,7 +147,7 @@ def row_columns(
 def edit_columns(
     bias: Mapping[int, float], banned: Sequence[int], chunk: int, chunks: int
 ) -> tuple[list[int], list[float], list[int]]:
-    """The edits of a row as RowTables keeps them: ids, values, and where those of a chunk start."""
+    """The edits of a row for RowTables: ids, values, and the index of each chunk's first edit."""
     edits = sorted([*bias.items(), *((one, -math.inf) for one in banned)])
     ids = [one for one, _ in edits]
     starts = [bisect_left(ids, chunk * index) for index in range(chunks + 1)]
@@ -156,7 +157,7 @@ def edit_columns(
 def workspace(
     num_rows: int, vocab_size: int, device: torch.device, chunk: int = CHUNK, listed: int = LISTED
 ) -> Workspace:
-    """Raises ValueError for a vocabulary whose ids do not fit a rank."""
+    """Allocate a Workspace. Raises ValueError for a vocabulary whose ids do not fit a rank."""
     if vocab_size > MAX_VOCAB:
         raise ValueError(f"{vocab_size} ids are more than the {MAX_VOCAB} that can be ranked")
     chunks = triton.cdiv(vocab_size, chunk)
@@ -180,7 +181,7 @@ def workspace(
 
 
 def row_tables(num_rows: int, work: Workspace, edits: int) -> RowTables:
-    """For up to `edits` edits a row."""
+    """Allocate RowTables, for up to `edits` edits per row."""
 
     def table(columns: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(num_rows, columns, dtype=dtype, device=work.peaks.device)
@@ -205,13 +206,13 @@ def sample(
     needs: Needs,
     allowed: torch.Tensor | None = None,
 ) -> None:
-    """Choose a token for each of `rows` [S] int32 and note it; a row of -1 is passed over.
+    """Choose a token for each of `rows` [S] int32 and update the row; a row of -1 is skipped.
 
     logits: [S, >= vocab_size] float32 or 16 bit, contiguous along ids. Writes next_ids [S] int32,
-    FAILED where nothing can be chosen; elsewhere also the row's last token, its number of generated
-    tokens and its history (of a failed row, last_tokens becomes 0: an id that can be looked up).
+    FAILED where no id can be chosen; otherwise also the row's last token, its count of generated
+    tokens and its history (a failed row's last token becomes 0, an id with an embedding).
     `allowed` [R, >= vocab_size / 32] int32: bit i % 32 of word i / 32 allows id i. Raises
-    ValueError for more rows than the workspace is for.
+    ValueError for more rows than the workspace holds.
     """
     num_rows, (capacity, chunks) = rows.shape[0], work.peaks.shape
     if num_rows > capacity:
@@ -241,7 +242,7 @@ def sample(
         "CHUNK": work.chunk,
         "CHUNKS": triton.next_power_of_2(chunks),
         "ADJUSTED": needs.adjusts,
-        "enable_fp_fusion": False,  # a fused penalty could break a tie
+        "enable_fp_fusion": False,  # a fused multiply-add in a penalty could break a tie
     }
     peak[grid](*row_of, *peaks, *sizes, num_warps=_WARPS, **options)
     if needs.draws:
@@ -289,7 +290,7 @@ def _specialisation(
         "CHUNKS": triton.next_power_of_2(triton.cdiv(128_256, CHUNK)),
         "ADJUSTED": needs.adjusts,
     }
-    if needs != EVERYTHING:  # there with a mask, too
+    if needs != EVERYTHING:  # which is compiled with a mask
         constants["allowed"] = None
     signature = {
         argument: "constexpr"

@@ -1,10 +1,10 @@
-"""The four kernels that choose the next token of every row of logits, and their loops.
+"""The four kernels that choose the next token of every row of logits.
 
-Launched by sampling.py beside this file, which says what each is for and what the tables hold; the
-arithmetic of single numbers is in sampling_math.py. `step_row` counts the rows of a step, `row`
-those of the tables. A chunk is CHUNK ids of a row, CHUNKS the power of 2 that their number fits.
-`rows` is often a slice, of any alignment, on which the compiled code must not depend.
-`far` is how far an id lies below the likeliest: minus its scaled logit, inf if it is never drawn.
+Launched by sampling.py beside this file, which describes each kernel and the tables; elementwise
+arithmetic is in sampling_math.py. `step_row` is a row of the step, `row` one of the tables. A chunk
+is CHUNK ids of a row; CHUNKS is the number of chunks rounded up to a power of 2. `rows` is often a
+slice of any alignment, so that kernels do not specialise on it. `far` is an id's distance from the
+likeliest: the difference of their scaled logits, inf if the id is never drawn.
 """
 
 import triton
@@ -32,7 +32,7 @@ def peak(
     allowed, allowed_stride, peaks, peak_ids, vocab_size, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The largest adjusted logit of a chunk and the lowest id that has it; inf if one is broken."""
+    """The largest adjusted logit of a chunk and its lowest id; inf if any logit is NaN or inf."""
     chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + step_row).to(tl.int64)
     if row < 0:
@@ -43,7 +43,7 @@ def peak(
     )  # fmt: skip
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = adjusted(wanted, chunk, ids, ADJUSTED)
-    x = tl.where(x < float("inf"), x, float("inf"))  # NaN, too
+    x = tl.where(x < float("inf"), x, float("inf"))  # NaN becomes inf
     best, at = tl.max(x, 0, return_indices=True)
     tl.store(peaks + step_row * chunks + chunk, best)
     tl.store(peak_ids + step_row * chunks + chunk, chunk * CHUNK + at)
@@ -51,7 +51,7 @@ def peak(
 
 @triton.jit
 def _largest(values, step_row, chunks, CHUNKS: tl.constexpr):
-    """Of what the chunks of a row found."""
+    """The largest of a row's values, one per chunk."""
     each = tl.arange(0, CHUNKS)
     value = tl.load(values + step_row * chunks + each, mask=each < chunks, other=-float("inf"))
     return tl.max(value, 0)
@@ -59,7 +59,7 @@ def _largest(values, step_row, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _drawn(best, temperature):
-    """Whether a row needs more than its largest adjusted logit: not if that is infinite."""
+    """Whether the row draws: it has a temperature, and its largest adjusted logit is finite."""
     return (temperature > 0.0) & (best < float("inf")) & (best > -float("inf"))
 
 
@@ -70,7 +70,7 @@ def _filters(floats, ints):
 
 @triton.jit
 def _score(far, kept, ids, floats, ints):
-    """What the draw maximises; -inf for ids that are not `kept`."""
+    """The draw's score, of which the largest wins; -inf for ids not `kept` or below min_p."""
     kept = kept & (-far >= tl.load(floats + LOG_MIN_P)) & (far < float("inf"))
     return tl.where(kept, noise(ids, ints) - far, -float("inf"))
 
@@ -81,7 +81,7 @@ def weigh(
     allowed, allowed_stride, peaks, scores, score_ids, cuts, counts, masses, vocab_size, chunks,
     FILTERS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A plain row's best score in a chunk, or what a filtered one has within each distance."""
+    """A plain row's best score in a chunk, or a filtered row's count and mass within each cut."""
     chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + step_row).to(tl.int64)
     if row < 0:
@@ -123,7 +123,7 @@ def collect(
     cut_of_row, listed_far, listed_ids, listed, vocab_size, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Choose the cut of a filtered row; list the chunk's ids within it, ascending, if all fit."""
+    """Choose the cut of a filtered row; list the chunk's ids within it if all of the row's fit."""
     chunk, step_row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + step_row).to(tl.int64)
     if row < 0:
@@ -167,7 +167,7 @@ def collect(
 def _candidates(
     block, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
 ):
-    """Distances and ids [CHUNK]: of a block of the row's list, or of a chunk if there is none."""
+    """Distances and ids [CHUNK] of a block of the row's list, or of a chunk if none was made."""
     count, fits, listed_far, listed_ids = found
     places = block * CHUNK + tl.arange(0, CHUNK)
     if fits:
@@ -183,8 +183,8 @@ def _candidates(
 def _upto(
     bound, blocks, wanted, best, temperature, found, CHUNK: tl.constexpr, ADJUSTED: tl.constexpr
 ):
-    """How many ids have at most the rank `bound`, and their mass relative to the likeliest's."""
-    # one sum over the program's threads at the end, not one a block
+    """Number of ids of at most the rank `bound`, and their mass relative to the likeliest's."""
+    # one sum over the program's threads at the end, not one per block
     numbers, masses = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.float32)
     for block in range(blocks):
         far, ids = _candidates(block, wanted, best, temperature, found, CHUNK, ADJUSTED)
@@ -199,10 +199,10 @@ def _last_kept(
     low, high, number_low, number_high, top_k, target, blocks, wanted, best, temperature, found,
     CHUNK: tl.constexpr, ADJUSTED: tl.constexpr,
 ):  # fmt: skip
-    """A rank in (low, high] up to which lie the fewest ids that number `top_k` or weigh `target`.
+    """Bisect for the least rank in (low, high] up to which ids reach `top_k` or the mass `target`.
 
-    By number if top_k > 0. Up to `low` there are number_low, too few; up to `high` enough. Also
-    says how many they are.
+    By number if top_k > 0. Up to `low` there are number_low ids, too few; up to `high` there are
+    enough. Also returns the number of ids up to the rank.
     """
     while (high - low > 1) & (number_high - number_low > 1) & (number_high != top_k):
         middle = low + (high - low) // 2
@@ -225,7 +225,7 @@ def _draw_filtered(
     listed_far, listed_ids, listed, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ):  # fmt: skip
-    """The id drawn from those that top_k, then top_p, then min_p keep."""
+    """Draw an id from those that top_k, then top_p, then min_p keep."""
     index = tl.load(cut_of_row + step_row)
     each = tl.arange(0, CHUNKS)
     place = (step_row * NUM_CUTS + index) * chunks + each
@@ -233,7 +233,7 @@ def _draw_filtered(
     fits = count <= listed
     blocks = tl.cdiv(tl.where(fits, count, vocab_size), CHUNK)
     found = (count, fits, listed_far + step_row * listed, listed_ids + step_row * listed)
-    # the cut before is known to be too near
+    # the cut before holds too few ids
     number_low = tl.sum(
         tl.load(counts + place - chunks, mask=(each < chunks) & (index > 0), other=0), 0
     )
@@ -257,7 +257,7 @@ def _draw_filtered(
         place = (step_row * NUM_CUTS + NUM_CUTS - 1) * chunks + each
         total = tl.sum(tl.load(masses + place, mask=each < chunks, other=0.0), 0)
     if top_p < 1.0:
-        target = tl.maximum(top_p * total, 1e-30)  # never met by nothing
+        target = tl.maximum(top_p * total, 1e-30)  # above 0, so that no ids do not reach it
         bound, number = _last_kept(
             low, bound, number_low, number, 0, target, blocks, wanted, best, temperature, found,
             CHUNK, ADJUSTED,
@@ -283,7 +283,7 @@ def choose(
     DRAWS: tl.constexpr, FILTERS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ADJUSTED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A row's token, and what has to be noted of it."""
+    """Choose a row's token, and update its last token, count and history."""
     step_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + step_row).to(tl.int64)
     if row < 0:
@@ -324,7 +324,7 @@ def choose(
 
 @triton.jit
 def _winner(most, values, ids, step_row, chunks, CHUNKS: tl.constexpr):
-    """The lowest of a row's ids whose value is the largest, `most`."""
+    """The lowest id of the chunks whose value is `most`, the largest of the row."""
     each = tl.arange(0, CHUNKS)
     place = step_row * chunks + each
     value = tl.load(values + place, mask=each < chunks, other=-float("inf"))

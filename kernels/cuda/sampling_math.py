@@ -1,15 +1,15 @@
-"""What the sampling kernels compute of single numbers: adjusted logits, noise, keys and ranks.
+"""Elementwise arithmetic of the sampling kernels: adjusted logits, noise, keys and ranks.
 
-Called inside the kernels of sampling.py beside this file; formulas and their order are those of
+Called inside the kernels of sampling_kernels.py; formulas and their order are those of
 kernels/sampling.py. No grid, no reduction over a row.
 """
 
 import triton
 import triton.language as tl
 
-# Columns of the tables [R, COLUMNS] that say what each row asked for.
+# Columns of RowTables.floats and .ints [R, COLUMNS].
 COLUMNS = tl.constexpr(8)
-TEMPERATURE = tl.constexpr(0)  # 0: the likeliest id
+TEMPERATURE = tl.constexpr(0)  # 0: take the likeliest id
 TOP_P = tl.constexpr(1)
 LOG_MIN_P = tl.constexpr(2)  # -inf: off
 REPETITION = tl.constexpr(3)
@@ -21,7 +21,7 @@ MIN_NEW_TOKENS = tl.constexpr(2)
 TOP_K = tl.constexpr(3)  # 0: off
 HISTORY = tl.constexpr(4)  # address of the row's int32 [V], 0: no penalties
 
-ID_BITS = tl.constexpr(20)  # of a rank
+ID_BITS = tl.constexpr(20)  # low bits of a rank
 LARGEST_ID = tl.constexpr((1 << 20) - 1)
 NUM_CUTS = tl.constexpr(16)
 _GOLDEN64 = tl.constexpr(0x9E3779B97F4A7C15)
@@ -32,15 +32,15 @@ _LARGEST_BELOW_1 = tl.constexpr(1.0 - 2.0**-24)
 def adjusted(wanted, chunk, ids, ADJUSTED: tl.constexpr) -> tl.tensor:
     """Logits [N] float32 of a chunk's ids after penalties, bias, bans and mask.
 
-    `wanted` are the tables, whole, and which row is meant: a tuple as the kernels build it. Beyond
-    the vocabulary all are -inf.
+    `wanted` is a tuple, built by the kernels, of the whole tables and the row. Logits beyond the
+    vocabulary are -inf.
     """
     (
         logits, logits_stride, width, step_row, row, floats, ints, edit_ids, edit_values,
         edit_starts, edits, allowed, allowed_stride, vocab_size, chunks,
     ) = wanted  # fmt: skip
     known = ids < vocab_size
-    # read up to the width, mostly a multiple of 16 where the vocabulary is not: in wide loads
+    # Mask by the width, often a multiple of 16 where the vocabulary is not, to get wide loads.
     logits += step_row * logits_stride
     x = tl.load(logits + ids, mask=ids < width, other=float("-inf")).to(tl.float32)
     if ADJUSTED:
@@ -78,7 +78,7 @@ def _penalised(x, address, ids, known, floats):
 
 @triton.jit
 def noise(ids, ints) -> tl.tensor:
-    """Gumbel noise [N] of the row's next draw: the numbers of kernels.sampling.gumbel."""
+    """Gumbel noise [N] of the row's next draw, equal to kernels.sampling.gumbel."""
     first, second = _stream_key(ints)
     x = ids.to(tl.uint32) + first
     x = x ^ (x >> 16)
@@ -88,7 +88,7 @@ def noise(ids, ints) -> tl.tensor:
     x = x ^ (x >> 15)
     u = ((x & 0x7FFFFFFF).to(tl.float32) + 0.5) * (2.0**-31)
     u = tl.minimum(u, _LARGEST_BELOW_1)
-    rest = 1.0 - u  # from here Kahan's log1p
+    rest = 1.0 - u  # Kahan's log1p(-u)
     rounded = 1.0 - rest
     exact = tl.where(rounded > 0, -tl.log(rest) * tl.div_rn(u, tl.maximum(rounded, 2.0**-25)), u)
     return -tl.log(exact)
@@ -96,7 +96,7 @@ def noise(ids, ints) -> tl.tensor:
 
 @triton.jit
 def _stream_key(ints):
-    """kernels.sampling.stream_key; the seed's own mixing is done when the row is opened."""
+    """kernels.sampling.stream_key of a seed that was already hashed when the row was opened."""
     x = tl.load(ints + SEED_WORD) ^ tl.load(ints + GENERATED)
     x = x.to(tl.uint64) + _GOLDEN64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -107,5 +107,5 @@ def _stream_key(ints):
 
 @triton.jit
 def rank(far, ids) -> tl.tensor:
-    """int64 [N], ascending from the likeliest id; of equal distances the lower id comes first."""
+    """Rank [N] int64: ascending from the likeliest id, of equal distances the lower id first."""
     return (far.to(tl.int32, bitcast=True).to(tl.int64) << ID_BITS) | ids.to(tl.int64)

@@ -1,6 +1,7 @@
-"""What a kernel is compiled for: the variants that models use, for compilation without a device.
+"""Specialisation: the types and constants that a kernel is compiled for, without a device.
 
-Every kernel module lists its own; bench/kernel_resources.py compiles them and reads what they need.
+Every kernel module lists those that models use; bench/kernel_resources.py compiles them and reads
+their registers and shared memory.
 """
 
 from dataclasses import dataclass
@@ -22,18 +23,18 @@ _TYPES = {
 class Specialisation:
     name: str
     kernel: triton.JITFunction
-    # argument -> "*bf16", "i32", "i64", "fp32", ... or "constexpr"; "i32:16" of a number that 16
-    # divides, which widens loads
+    # argument -> "*bf16", "i32", "i64", "fp32", ... or "constexpr"; "i32:16": a multiple of 16,
+    # which allows wide loads
     signature: dict[str, str]
     constants: dict[str, object]
     num_warps: int
     num_stages: int
-    pipelined: bool = False  # its loops must fetch tiles of later iterations ahead of time
+    pipelined: bool = False  # its loops must prefetch the tiles of later iterations
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel with all it is launched with, so that just that can be compiled ahead of time."""
+    """A kernel with its grid and arguments, to run or to compile ahead of time."""
 
     kernel: triton.JITFunction
     grid: tuple[int, ...]
@@ -52,7 +53,7 @@ class Launch:
         )
 
     def specialisation(self, name: str) -> Specialisation:
-        """Its tensors may be of the device `meta`: only types count."""
+        """The launch's specialisation. Only types count: tensors may be on device `meta`."""
         signature = {argument: _type(value) for argument, value in self.arguments.items()}
         signature |= dict.fromkeys(self.constants, "constexpr")
         return Specialisation(

@@ -1,1 +1,1 @@
-"""Every decision of the scheduler, PURE: no torch, no sockets, no clock, no randomness."""
+"""The scheduler's decisions, PURE: no torch, no sockets, no clock, no randomness."""

@@ -1,7 +1,7 @@
-"""How careful admission is: a share of the answers' limits that decays and learns.
+"""Admission: how much of the answers still to come is reserved, learned from retractions.
 
-Owned by core/scheduler.py, which tells it how steps went; makes a Reserve for each step in which
-something may start. PURE.
+Owned by core/scheduler.py, which reports each step's decodes; makes the Reserve of a step in which
+a request may start. PURE.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ class Admission:
         return Reserve(kv, running, self.ratio.value)
 
     def after_decodes(self, decodes: Sequence[Req], *, retracted: bool) -> None:
-        """Pages for a step's decodes were found, with or without a retraction."""
+        """Adapt the ratio after a step's decodes got their pages, with or without a retraction."""
         if retracted:
             self.ratio.learn(decodes)
         elif decodes:

@@ -1,7 +1,7 @@
-"""CacheFlushes: who asked for an empty prefix cache, and until when they will wait for it.
+"""CacheFlushes: pending requests to flush the prefix cache, each with a deadline.
 
-Owned by core/scheduler.py. A flush happens at the first moment at which nothing runs or waits; up
-to then requests are accepted as ever, so its time may run out and it is refused. PURE.
+Owned by core/scheduler.py. A flush happens as soon as no request runs or waits. Until then requests
+are still accepted, so the deadline may pass and the flush is refused. PURE.
 """
 
 from ...wire.messages import FlushOut, FlushReq
@@ -10,13 +10,13 @@ from .kv_cache import KVCache
 
 class CacheFlushes:
     def __init__(self) -> None:
-        self._asked: list[tuple[float, FlushReq]] = []  # with the time at which it is too late
+        self._asked: list[tuple[float, FlushReq]] = []  # deadline, request
 
     def ask(self, request: FlushReq, now: float) -> None:
         self._asked.append((now + request.timeout_s, request))
 
     def answer(self, kv: KVCache, running: int, waiting: int, now: float) -> list[FlushOut]:
-        """Flush if nobody is there; else refuse those whose time is up."""
+        """Flush if no request runs or waits; else refuse the flushes whose deadline has passed."""
         if not self._asked:
             return []
         if not running and not waiting:

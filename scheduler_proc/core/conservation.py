@@ -1,4 +1,4 @@
-"""The laws of page ownership, checked from scratch: after every event in tests, else when idle.
+"""Invariants of page ownership, checked from scratch: after every event in tests, else when idle.
 
 Free pages, tree pages and pages owned by requests are disjoint and sum to the pool; a tree node is
 locked exactly by the requests whose prefix runs through it, and holds their ids in their namespace;
@@ -14,21 +14,21 @@ from .radix_cache import ID_BYTES, TreeNode
 from .req import Req
 from .totals import Totals
 
-SLICE = 4096  # pages, nodes and heap entries that are looked at between two yields of an audit
+SLICE = 4096  # pages, nodes and heap entries that an audit checks between two yields
 
 
 class ConservationError(AssertionError):
-    """A bug: the message says which law is broken."""
+    """A bug: the message names the broken invariant."""
 
 
 def check_conservation(kv: KVCache, running: Iterable[Req]) -> None:
-    """Raises ConservationError. Costs a walk over the tree and the pool."""
+    """Raise ConservationError if an invariant is broken. Walks the whole tree and pool."""
     for _ in audit(kv, running):
         pass
 
 
 def audit(kv: KVCache, running: Iterable[Req], size: int = SLICE) -> Iterator[int]:
-    """Check a slice at each `next`, which says how much it looked at: at most twice the size.
+    """Check a slice per `next`, and yield how many entries it checked: at most twice `size`.
 
     Nothing may change between two slices. Raises ConservationError.
     """
@@ -41,7 +41,7 @@ def audit(kv: KVCache, running: Iterable[Req], size: int = SLICE) -> Iterator[in
 
 
 def _check_parts(kv: KVCache, reqs: list[Req], size: int) -> Iterator[int]:
-    """Yields after each part, of at most `size` and one, how much it was."""
+    """Check in parts of at most `size` + 1 entries; yield the number after each part."""
     owners = _Owners(kv)
     for start in range(0, kv.pages.available, size):
         part = kv.pages.free_numbers(start, start + size)
@@ -62,7 +62,7 @@ def _require(holds: bool, law: str) -> None:
 
 
 class _Owners:
-    """Who has which page; `add` books the pages of one owner."""
+    """Which pages have an owner; `add` raises ConservationError for a page with two."""
 
     def __init__(self, kv: KVCache) -> None:
         self._capacity = kv.pages.capacity
@@ -124,7 +124,7 @@ def _check_node(kv: KVCache, node: TreeNode) -> None:
 
 
 def _locks(reqs: list[Req]) -> Counter[int]:
-    """How many requests read each node, by its uid."""
+    """The number of requests that lock each node, by its uid."""
     locks: Counter[int] = Counter()
     for req in reqs:
         assert req.kv is not None
@@ -167,21 +167,21 @@ def _check_rows(kv: KVCache, reqs: list[Req]) -> None:
 
 
 class IdleAudit:
-    """The audit of a scheduler that serves nobody, a slice at each call."""
+    """The audit of an idle scheduler, one slice per call."""
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
-        self._version = -1  # of what the slices look at
+        self._version = -1  # KVCache.version that `_slices` checks
         self._slices: Iterator[int] = iter(())
-        self.size = SLICE  # of a slice
+        self.size = SLICE  # entries per slice
         self.under_way = False
-        self.looked_at = 0  # by the last slice
+        self.looked_at = 0  # entries that the last slice checked
 
     def go_on(self, totals: Totals, report: Callable[[str], None]) -> bool:
-        """Check the next slice; False when all is checked. Starts again once a request has run
-        or the cache was flushed, and not before.
+        """Check the next slice; False when all is checked. Starts again only once a request has run
+        or the cache was flushed.
 
-        A broken law is counted and reported, and the server goes on.
+        A broken invariant is counted and reported, and the server goes on.
         """
         if self._version != self._kv.version:
             self._version, self._slices = self._kv.version, audit(self._kv, (), self.size)

@@ -1,7 +1,7 @@
 """DepthFirst: the order of --schedule-policy dfs-weight. PURE.
 
-Made by core/schedule_policy.py. How many requests wait at and under each node of the prefix tree is
-kept up to date as they come and go, so that a step looks only at the nodes that it walks through.
+Made by core/schedule_policy.py. The number of requests that wait at and under each prefix tree node
+is kept up to date as they come and go, so that a step looks only at the nodes that it walks.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from .lane import Lane, Waiter
 from .lazy_heap import Entry, Key, LazyHeap
 from .radix_cache import Match, TreeNode
 
-_AT_ROOT = 2  # whoever hits nothing comes after all subtrees
+_AT_ROOT = 2  # key: requests without a cached prefix come after all subtrees
 
 
 @dataclass(slots=True)
 class Trail:
-    """Where the walk of the last step has ended. Shared by the orders of a line's adapters."""
+    """The node at which the last step's walk ended. Shared by the orders of a line's adapters."""
 
     last: TreeNode | None = None
 
     def next_steps(self) -> dict[int, int]:
-        """The way from the root to the end: the uid of each node, by that of its parent."""
+        """The path from the root to `last`: the uid of each node by its parent's uid."""
         steps: dict[int, int] = {}
         node = self.last
         while node is not None and node.parent is not None:
@@ -30,10 +30,10 @@ class Trail:
 
 
 class _Spot(Lane):
-    """A tree node at or under which requests wait. Those whose match ends there are its lane.
+    """A tree node at or under which requests wait; the lane holds those whose match ends there.
 
-    The tree may cut the node meanwhile: `above` is then out of date until the next request is
-    filed below the cut or the walk comes here.
+    When the tree splits the node, `above` stays stale until the next request is added below the
+    split or the walk comes here.
     """
 
     __slots__ = ("above", "entry", "node", "since", "under", "visited", "weight")
@@ -44,7 +44,7 @@ class _Spot(Lane):
         self.since = since
         self.above: _Spot | None = None
         self.entry: Entry[_Spot] | None = None  # among `above.under`
-        self.under: LazyHeap[_Spot] = LazyHeap()  # the heaviest first
+        self.under: LazyHeap[_Spot] = LazyHeap()  # heaviest first
         self.weight = 0  # requests that wait here or below
         self.visited = -1  # the step that walked here last
 
@@ -54,23 +54,23 @@ class _Spot(Lane):
 
 
 class DepthFirst:
-    """A walk through the prefix tree, to where most wait first, those deepest there, then upwards.
+    """A depth-first walk of the prefix tree, heaviest subtree first, children before their parent.
 
-    Requests that share a prefix follow each other, so that it stays in the cache for them. So the
-    walk of the next step goes on where the last one has ended, though more may wait elsewhere now.
-    Of equally heavy subtrees the one in which requests have been waiting for longer comes first.
+    Requests that share a prefix follow each other, so that it stays cached for them. For the same
+    reason a step's walk goes on where the last one ended, even if more requests wait elsewhere now.
+    Of equally heavy subtrees the one that has had waiting requests for longer comes first.
     """
 
     def __init__(self, trail: Trail) -> None:
         self._trail = trail
         self._root = _Spot(None, 0)
         self._spots: dict[int, _Spot] = {}
-        self._opened = 0  # spots so far
+        self._opened = 0  # spots made so far
         self._step = 0
         self._steps: dict[int, int] = {}
         self._path: list[_Spot] = [self._root]
         self._key: Key = ()
-        self._visited: list[tuple[_Spot, Entry[_Spot]]] = []  # taken out of the parent's heap
+        self._visited: list[tuple[_Spot, Entry[_Spot]]] = []  # popped from the parent's heap
         self._taken_at: list[_Spot] = []
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class DepthFirst:
         return None
 
     def take(self) -> Waiter:
-        """The one that `peek` has just returned."""
+        """Take the request that `peek` has just returned."""
         spot = self._path[-1]
         self._taken_at.append(spot)
         self._trail.last = spot.node
@@ -125,7 +125,7 @@ class DepthFirst:
     # -- the walk
 
     def _next_below(self, spot: _Spot) -> _Spot | None:
-        """The next spot below: the one on the way of the last walk, then the heaviest."""
+        """The next unvisited spot below: first the one on the trail, then the heaviest."""
         on_trail = self._spots.get(self._steps.get(spot.uid, -1))
         if on_trail is not None and on_trail.above is spot and on_trail.visited != self._step:
             on_trail.visited = self._step
@@ -141,7 +141,7 @@ class DepthFirst:
         return None
 
     def _comes_later(self, below: _Spot, spot: _Spot) -> bool:
-        """A cut has put another node between the two, and the walk has yet to come there."""
+        """Whether a split has put a node between the two that this walk has yet to visit."""
         assert below.node is not None
         parent = below.node.parent
         if parent is None or parent.uid == spot.uid:  # None: the tree has dropped the node
@@ -157,7 +157,7 @@ class DepthFirst:
     # -- the weights
 
     def _spot_of(self, node: TreeNode) -> _Spot:
-        """The spot of a node. Spots of all nodes above it are then where the tree has them."""
+        """Find or make the spot of a node, and bring the spots above it in line with the tree."""
         way: list[TreeNode] = []
         step: TreeNode | None = node
         while step is not None:
@@ -177,7 +177,7 @@ class DepthFirst:
         return spot
 
     def _hang(self, spot: _Spot, above: _Spot) -> None:
-        """Move a spot below another one, with all that waits there."""
+        """Move a spot and its subtree below another one."""
         old, weight = spot.above, spot.weight
         assert old is not None
         if spot.entry is not None:
@@ -188,7 +188,7 @@ class DepthFirst:
         self._weigh(old, -weight)
 
     def _weigh(self, spot: _Spot, change: int) -> None:
-        """Requests have come to `spot`, or gone: all weights up to the root."""
+        """Add `change` to the weights of `spot` and all above it; drop spots of weight 0."""
         while True:
             spot.weight += change
             above = spot.above

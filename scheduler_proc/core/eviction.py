@@ -1,8 +1,9 @@
-"""Which unlocked leaf of the prefix tree goes first: one heap, and one small key per policy.
+"""EvictionOrder: the order in which unlocked leaves of the prefix tree are evicted.
 
-The heap deletes lazily: an entry counts only while it is its leaf's latest and the leaf can be
-evicted. What a key is made of changes only while a leaf is locked or by eviction itself, and after
-both it is pushed again. Taking k of n leaves costs O(k log n). Used by core/radix_cache.py. PURE.
+One heap, and one small key per policy. The heap deletes lazily: an entry counts only while it is
+its leaf's latest and the leaf is evictable. A key's inputs change only while the leaf is locked or
+by eviction itself, and after both the leaf is pushed again. Taking k of n leaves costs O(k log n).
+Used by core/radix_cache.py. PURE.
 """
 
 import heapq
@@ -30,8 +31,8 @@ L = TypeVar("L", bound=Leaf)
 Key = tuple[float, float]
 _SLACK = 64
 
-# The context that costs a token as much work as the weights do: about six times the model's width
-# (12 L d^2 weights against 2 L d for each token attended to), so this is a width of some 700.
+# Context length at which a token's attention costs as much work as its weights: six times the model
+# width (12 L d^2 for weights, 2 L d for each token attended to), here for a width of some 700.
 EQUAL_COST_TOKENS = 4096
 
 
@@ -41,27 +42,27 @@ def _lru(leaf: Leaf) -> Key:
 
 
 def _lfu(leaf: Leaf) -> Key:
-    """The one found by the fewest requests goes first, of equals the least recently used."""
+    """The leaf hit by the fewest requests goes first, of equals the least recently used."""
     return (leaf.hits, leaf.last_use)
 
 
 def _slru(leaf: Leaf) -> Key:
-    """What no request has found again goes before what was found, either by last use."""
+    """Leaves never hit go before leaves that were hit, both by last use."""
     return (leaf.hits > 0, leaf.last_use)
 
 
 def _fifo(leaf: Leaf) -> Key:
-    """The first to come goes first."""
+    """The oldest leaf goes first."""
     return (leaf.created, 0)
 
 
 def _priority(leaf: Leaf) -> Key:
-    """The one used by the lowest priorities goes first, of equals the least recently used."""
+    """The lowest priority goes first, of equals the least recently used."""
     return (leaf.priority, leaf.last_use)
 
 
 def _cost(leaf: Leaf, page_size: int) -> Key:
-    """What is cheapest to compute again goes first; each eviction ages all that lie unused."""
+    """The cheapest to recompute goes first; each eviction ages all unused leaves (GreedyDual)."""
     context = (leaf.start + len(leaf.pages)) * page_size
     return (leaf.clock + 1 + context / EQUAL_COST_TOKENS, leaf.last_use)
 
@@ -79,17 +80,17 @@ def _key_of(policy: EvictionPolicy, page_size: int) -> Callable[[Leaf], Key]:
 
 
 class EvictionOrder(Generic[L]):
-    """`clock` is GreedyDual's: what the last leaf taken was worth. Only the `cost` key reads it."""
+    """`clock` is GreedyDual's: the largest key evicted so far. Only the `cost` key reads it."""
 
     def __init__(self, policy: EvictionPolicy, page_size: int) -> None:
         self._key = _key_of(policy, page_size)
         self._heap: list[tuple[float, float, int, L]] = []  # key, push, leaf
         self._limit = _SLACK
-        self._pushes = 0  # ties break by it, so that leaves themselves are never compared
+        self._pushes = 0  # breaks ties, so that leaves themselves are never compared
         self.clock = 0.0
 
     def push(self, leaf: L) -> None:
-        """Call whenever a node becomes an evictable leaf, and when such a leaf has changed."""
+        """Add a node that has become an evictable leaf, or again when such a leaf has changed."""
         self._pushes += 1
         leaf.pushed = self._pushes
         heapq.heappush(self._heap, (*self._key(leaf), self._pushes, leaf))
@@ -97,7 +98,7 @@ class EvictionOrder(Generic[L]):
             self._compact()
 
     def pop(self) -> L | None:
-        """The next leaf to evict, taken out of the order; None if there is none."""
+        """Pop the next leaf to evict; None if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if _counts(entry):
@@ -113,11 +114,11 @@ class EvictionOrder(Generic[L]):
         return len(self._heap)
 
     def live(self, start: int, stop: int) -> int:
-        """How many of these entries stand for a leaf. For conservation checks."""
+        """How many of a slice of entries are not stale, for conservation checks."""
         return sum(map(_counts, self._heap[start:stop]))
 
     def _compact(self) -> None:
-        """Drop stale entries; the next time comes after as many pushes as entries are left."""
+        """Drop stale entries; the next compaction comes after as many pushes as entries remain."""
         self._heap = list(filter(_counts, self._heap))
         heapq.heapify(self._heap)
         self._limit = 2 * len(self._heap) + _SLACK

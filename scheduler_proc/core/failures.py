@@ -1,6 +1,6 @@
-"""What a request is told that ends without its answer. PURE.
+"""The Finish of a request that ends without its complete answer. PURE.
 
-Used by core/scheduler.py and core/queue_limits.py. The numbers are HTTP's.
+Used by core/scheduler.py and core/queue_limits.py. Statuses are HTTP's.
 """
 
 from ...wire.messages import Finish
@@ -22,5 +22,5 @@ NOT_FINITE = failure(500, "the model gave no finite probabilities for this reque
 
 
 def refusal_for(error: InvalidRequest | AdapterError) -> Finish:
-    """What a request that can never be served is told."""
+    """The Finish of a request that can never be served: 404 for its adapter, else 400."""
     return failure(404 if isinstance(error, AdapterError) else 400, str(error))

@@ -1,7 +1,7 @@
-"""VirtualTokenCounters: how much each tenant has been given (Sheng et al., OSDI 2024). PURE.
+"""VirtualTokenCounters: the service that each tenant has got (Sheng et al., OSDI 2024). PURE.
 
 Owned by core/waiting_queue.py: the tenant with the smallest counter goes next. A tenant that comes
-back is lifted to the least counter of those who wait: nobody saves up service by staying away.
+back is lifted to the least counter of the waiting ones, so that absence saves up no service.
 """
 
 import heapq
@@ -15,11 +15,11 @@ class VirtualTokenCounters:
     def __init__(self, output_weight: float) -> None:
         self._output_weight = output_weight
         self._counters: dict[str, float] = {}
-        self._requests: Counter[str] = Counter()  # that have not ended
+        self._requests: Counter[str] = Counter()  # unfinished requests by tenant
         self._waiting: set[str] = set()
-        self._heap: list[tuple[float, str]] = []  # who waits; an entry may be outdated
+        self._heap: list[tuple[float, str]] = []  # waiting tenants; entries may be stale
         self._idle: list[tuple[float, str]] = []
-        self._last = ""  # who was the last to leave the queue
+        self._last = ""  # the last tenant to leave the queue
         self._level = 0.0
 
     def __getitem__(self, tenant: str) -> float:
@@ -29,11 +29,11 @@ class VirtualTokenCounters:
         return len(self._counters)
 
     def enter(self, tenant: str) -> None:
-        """A new request of the tenant."""
+        """Count a new request of the tenant."""
         self._requests[tenant] += 1
 
     def end(self, tenant: str) -> None:
-        """A request of the tenant has ended; call after `leave`."""
+        """Count an ended request of the tenant; call after `leave`."""
         self._requests[tenant] -= 1
         if not self._requests[tenant]:
             del self._requests[tenant]
@@ -41,13 +41,13 @@ class VirtualTokenCounters:
             self._forget_idle()
 
     def join(self, tenant: str) -> None:
-        """The tenant had nothing waiting, and now has."""
+        """Add a tenant that has begun to wait, with its counter lifted to the least."""
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._least())
         self._waiting.add(tenant)
         heapq.heappush(self._heap, (self._counters[tenant], tenant))
 
     def leave(self, tenant: str) -> None:
-        """Nothing of the tenant waits any more."""
+        """Remove a tenant that has no waiting request any more."""
         self._waiting.remove(tenant)
         self._last = tenant
         if len(self._heap) > 2 * len(self._waiting) + _SLACK:
@@ -58,11 +58,11 @@ class VirtualTokenCounters:
         self._counters[tenant] += tokens
 
     def charge_answer(self, tenant: str) -> None:
-        """One token has been generated."""
+        """Charge one generated token."""
         self._counters[tenant] += self._output_weight
 
     def _least(self) -> float:
-        """Of those who wait; if nobody does, of the last who did. Never falls."""
+        """The least counter of the waiting tenants, else that of the last one; never falls."""
         while self._heap:
             counter, tenant = self._heap[0]
             if tenant not in self._waiting:
@@ -76,7 +76,7 @@ class VirtualTokenCounters:
         return self._level
 
     def _forget_idle(self) -> None:
-        """Drop what cannot matter: a counter that joining would lift anyway."""
+        """Drop idle counters that `join` would lift anyway, and the smallest beyond MAX_IDLE."""
         least = self._least()
         while self._idle and (self._idle[0][0] <= least or len(self._idle) > MAX_IDLE):
             counter, tenant = heapq.heappop(self._idle)

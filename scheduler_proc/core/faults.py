@@ -1,4 +1,4 @@
-"""What tests make go wrong, so that what happens rarely happens often. Production injects nothing.
+"""Faults that tests inject, so that rare events happen often. Production injects none.
 
 Given to the Scheduler's constructor; asked by core/scheduler.py and core/kv_cache.py. PURE.
 """
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Faults:
-    """Each comes every so many times it could; 0: never."""
+    """Each fault strikes at every n-th occasion; 0: never."""
 
-    retract_every: int = 0  # steps: one goes although there is room, unless all are protected
-    miss_every: int = 0  # looks into the prefix tree: nothing is found
-    fail_allocation_every: int = 0  # times a request is given pages: it gets none
+    retract_every: int = 0  # steps: retract one request without need, unless all are protected
+    miss_every: int = 0  # lookups in the prefix tree: find nothing
+    fail_allocation_every: int = 0  # allocations of pages to a request: fail
     steps: int = 0
     looks: int = 0
     allocations: int = 0
@@ -22,7 +22,7 @@ class Faults:
         return self.retract_every > 0 and self.steps % self.retract_every == 0
 
     def postpone_retraction(self) -> None:
-        """It could not be done: the next step is asked for it again."""
+        """Let the next step retract instead, because this one must await outstanding results."""
         self.steps -= 1
 
     def misses(self) -> bool:

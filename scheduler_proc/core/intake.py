@@ -1,7 +1,7 @@
-"""The second wall: a TokenizedGenerateReq becomes a Req, or is refused naming field and limit.
+"""Turn a TokenizedGenerateReq into a Req, or refuse it with an error that names field and limit.
 
-The front has checked the same bounds; the scheduler survives any well-typed message all the same.
-Called by core/scheduler.py. PURE.
+The front has checked the same bounds; checking again lets the scheduler survive any well-typed
+message. Called by core/scheduler.py. PURE.
 """
 
 from array import array
@@ -23,7 +23,7 @@ class Limits:
 
 
 def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req:
-    """Raises InvalidRequest. max_new_tokens is lowered to what context and pool leave room for."""
+    """Raise InvalidRequest, or make a Req with max_new_tokens lowered to fit context and pool."""
     check_sampling(message.sampling, limits.vocab_size)
     if message.sampling.seed is None:
         raise InvalidRequest("seed", "seed must be set by the front")
@@ -47,9 +47,9 @@ def make_req(message: TokenizedGenerateReq, arrival: int, limits: Limits) -> Req
 
 
 def _namespace(message: TokenizedGenerateReq) -> str:
-    """An adapter changes keys and values: what was computed under one is of use there alone.
+    """The prefix cache's namespace: KV depends on the adapter, so each adapter has its own.
 
-    Clients name namespaces as they like: none may spell another adapter's.
+    Clients choose namespace names freely, so the prefix keeps them out of other adapters' ones.
     """
     if not message.lora_id and not message.namespace:
         return ""

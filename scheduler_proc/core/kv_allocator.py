@@ -5,11 +5,11 @@ Owned by core/kv_cache.py. Page 0 is padding and never handed out. PURE.
 
 
 class PoolError(RuntimeError):
-    """A bug: more was asked for than is free, or something was given back twice."""
+    """A bug: more pages or rows were asked for than are free, or one was freed twice."""
 
 
 class _FreeList:
-    """Hands out the numbers [first, first + count), most recently freed first."""
+    """A free list of the numbers [first, first + count), most recently freed first."""
 
     def __init__(self, what: str, first: int, count: int) -> None:
         self._what = what
@@ -22,7 +22,7 @@ class _FreeList:
         return len(self._free)
 
     def alloc(self, count: int) -> list[int]:
-        """Raises PoolError when fewer than `count` are free: the caller must have made room."""
+        """Take `count` numbers; raise PoolError when fewer are free: the caller must make room."""
         if count > len(self._free):
             raise PoolError(f"asked for {count} {self._what}s, {len(self._free)} are free")
         if count == 0:
@@ -42,7 +42,7 @@ class _FreeList:
         self._free.extend(numbers)
 
     def free_numbers(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """All, or a slice of them. For conservation checks."""
+        """A slice of the free numbers, for conservation checks."""
         return self._free[start:stop]
 
 

@@ -1,8 +1,8 @@
-"""KVCache: page and row ownership. Ties the allocator, the prefix tree and the requests together.
+"""KVCache: page and row ownership, over the allocator, the prefix tree and the requests.
 
 Owned by core/scheduler.py. At any moment every page is in exactly one of: the free list, the tree,
 one request's own pages. Pages that a request receives, or that replace its own because the tree had
-them already, are noted for the runner, which keeps a copy of the page table. PURE.
+them already, are logged for the runner, which keeps a copy of the page table. PURE.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,22 +27,22 @@ class KVCache:
         self.tree = RadixCache(self.page_size, settings.eviction_policy, self.events)
         self._reuse = not settings.disable_radix_cache
         self._faults = faults or Faults()
-        self.version = 0  # changes before pages do, if only requests and flushes change them
-        self._imagined = 0  # pages that count as reachable while a release is only imagined
+        self.version = 0  # counts admissions and flushes: unchanged while idle, so are the pages
+        self._imagined = 0  # extra reachable pages inside `as_if_released`
         self._news: list[tuple[int, int, int]] = []
 
     @property
     def reachable_pages(self) -> int:
-        """Free ones, and those that eviction could free."""
+        """Free pages, and those that eviction could free."""
         return self.pages.available + self.tree.evictable_pages + self._imagined
 
     def locked_by(self, match: Match) -> int:
-        """How many of its pages eviction could free now and could not once it is locked."""
+        """The number of its pages that locking it would take from eviction."""
         return self.tree.unlocked_pages(match)
 
     @contextmanager
     def as_if_released(self, reqs: Iterable[Req]) -> Iterator[None]:
-        """Within it, pages count as if `reqs` had been released. Nothing may change meanwhile."""
+        """Count pages as if `reqs` were released, within the `with`. Nothing may change in it."""
         held = [kv for req in reqs if (kv := req.kv)]
         for kv in held:
             self._imagined += len(kv.pages) - kv.tree_pages
@@ -63,7 +63,7 @@ class KVCache:
     def match(self, req: Req) -> Match:
         """The request's longest cached prefix, at most all but one of its tokens.
 
-        Looked up again only after the tree has changed where the last look ended.
+        Looked up again only after the tree has changed where the last match ended.
         """
         if req.match is None or not req.match.is_fresh:
             whole = (len(req.ids) - 1) // self.page_size * self.page_size
@@ -72,33 +72,33 @@ class KVCache:
         return req.match
 
     def admit(self, req: Req, match: Match) -> None:
-        """Give the request a row and lock its matched prefix. Needs a free row, a fresh match."""
+        """Give the request a row and lock its matched prefix; needs a free row, a fresh match."""
         self.version += 1
         node = self.tree.lock(match, req.priority)
         (row,) = self.rows.alloc(1)
         computed = match.num_pages * self.page_size
         req.kv = ReqKV(row, match.pages, match.num_pages, node, computed, landed=computed)
-        req.match = None  # the request will outgrow it
+        req.match = None  # stale as soon as the request grows
         self._note(req.kv, 0)
 
     def make_room(self, num_pages: int) -> bool:
-        """Evict what is missing; False if the tree cannot give enough."""
+        """Evict until `num_pages` are free; False if the tree cannot give enough."""
         missing = num_pages - self.pages.available
         if missing > 0:
             self.pages.free(self.tree.evict(missing))
         return self.pages.available >= num_pages
 
     def is_full(self, kv: ReqKV) -> bool:
-        """The next token needs a new page."""
+        """Whether the next token needs a new page."""
         return kv.computed == len(kv.pages) * self.page_size
 
     def missing_pages(self, kv: ReqKV, num_tokens: int) -> int:
-        """How many more pages the request needs before its next `num_tokens` can be computed."""
+        """The number of pages that the request lacks to compute its next `num_tokens`."""
         return max(0, self.pages_for(kv.computed + num_tokens) - len(kv.pages))
 
     def grow(self, kv: ReqKV, num_tokens: int) -> bool:
-        """Give the request the pages for its next tokens. The caller has made room: that the
-        allocator fails all the same is a bug, which leaves everything as it was and says False.
+        """Give the request the pages for its next tokens, after `make_room`. If the allocator fails
+        all the same, which is a bug, change nothing and return False.
         """
         missing = self.missing_pages(kv, num_tokens)
         if not missing:
@@ -115,16 +115,16 @@ class KVCache:
         return True
 
     def commit(self, req: Req) -> None:
-        """Hand the full pages whose steps have landed to the tree, and lock them there for it.
+        """Hand the full pages whose steps have landed to the tree, and lock them for the request.
 
-        Of a page that the tree had already, ours is free at once, though a launched step may read
-        it: whoever gets it next writes it in a later step, and steps are computed in their order.
+        If the tree has a page already, the request's duplicate is freed at once, though a launched
+        step may read it: its next owner writes it in a later step, and steps run in order.
         """
         kv = req.kv
         assert kv is not None
         if not self._reuse or not kv.sound:
             return
-        # of a step that was launched ahead of an end, the input may never have been told
+        # A step launched ahead of the end may have landed an input id that was never appended.
         first, full = kv.tree_pages, min(kv.landed, len(req.ids)) // self.page_size
         key = req.ids[first * self.page_size : full * self.page_size].tobytes()
         assert len(key) == (full - first) * self.page_size * ID_BYTES
@@ -137,7 +137,7 @@ class KVCache:
             self._note(kv, first)
 
     def release(self, req: Req) -> None:
-        """Take everything back, whatever way the request ended; a second call does nothing."""
+        """Take back the row and pages of a request, if it holds any, after a last commit."""
         kv = req.kv
         if kv is None:
             return
@@ -149,14 +149,14 @@ class KVCache:
         req.kv = None
 
     def flush(self) -> int:
-        """Forget all cached prefixes, while no request holds any; returns how many pages."""
+        """Drop all cached prefixes, none of which may be locked; return the number of pages."""
         self.version += 1
         pages = self.tree.clear()
         self.pages.free(pages)
         return len(pages)
 
     def take_new_pages(self) -> list[tuple[int, int, int]]:
-        """(row, index, page) entries since the last call, in the order in which they happened."""
+        """Take the (row, index, page) entries of the page table since the last call, in order."""
         news, self._news = self._news, []
         return news
 
@@ -165,7 +165,7 @@ class KVCache:
 
 
 def _path(kv: ReqKV) -> Iterator[TreeNode]:
-    """The tree's nodes that the request has locked."""
+    """The tree nodes that the request locks."""
     node = kv.node
     while node.parent is not None:
         yield node

@@ -1,8 +1,8 @@
-"""KVEventLog: what the prefix tree stored and removed since it was last asked, by chained hashes.
+"""KVEventLog: the pages that the prefix tree stored and removed, identified by chained hashes.
 
-Fed by core/radix_cache.py, only where events are wanted; taken once a step by event_loop.py. The id
-of a page is a hash of its tokens and of the id of the page above, so equal prefixes have equal ids
-in every run; the first page is chained to its namespace, which stays private itself. PURE.
+Fed by core/radix_cache.py if kv_events is set; taken by event_loop.py. A page's id hashes its
+tokens and the id of the page above, so equal prefixes have equal ids in every run; the first page
+is chained to a hash of its namespace, which itself is never published. PURE.
 """
 
 from array import array
@@ -19,7 +19,7 @@ class KVEventLog:
         self._events: list[KVEvent] = []
 
     def stored(self, parent: int | None, namespace: bytes, key: bytes) -> list[int]:
-        """A run of pages below the one with id `parent`; returns their ids."""
+        """Log a run of pages below the one with id `parent` (None: the root); return their ids."""
         ids = array("i", key)
         page_bytes = self._page_size * ids.itemsize
         above = _hash(namespace) if parent is None else _bytes_of(parent)
@@ -28,7 +28,7 @@ class KVEventLog:
             above = _hash(above + key[start : start + page_bytes])
             hashes.append(int.from_bytes(above, "little", signed=True))
         self._events.append(BlockStored(hashes, parent, ids.tolist(), self._page_size))
-        return list(hashes)  # the tree cuts its own list before the event is sent
+        return list(hashes)  # a copy: the tree may cut its list before the event is sent
 
     def removed(self, hashes: list[int]) -> None:
         self._events.append(BlockRemoved(hashes))
@@ -37,7 +37,7 @@ class KVEventLog:
         self._events.append(AllBlocksCleared())
 
     def take(self) -> list[KVEvent]:
-        """Everything since the last call, in the order in which it happened."""
+        """Take the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

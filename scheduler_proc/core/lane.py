@@ -1,9 +1,9 @@
-"""Lane: waiting requests in one order, of which a step tries the best ones. PURE.
+"""Lane: a priority queue of waiting requests from which a step takes the best ones. PURE.
 
-Used by core/schedule_policy.py. Requests that share a prompt prefix are a group. Only the first of
-a group stands in the lane's front; the next one comes forward when that one has left, or when
-`open_next` says that the step may try another. So a step can pass over a whole group at the price
-of one request.
+Used by core/schedule_policy.py. Requests that share a prompt prefix form a group. Only the first of
+a group is in the lane's front heap; the next one joins it when the first has left, or when
+`open_next` lets the step try another. So a step can pass over a whole group at the price of one
+request.
 """
 
 import heapq
@@ -17,37 +17,37 @@ from .req import Req
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A waiting request and where the queue keeps it."""
+    """A waiting request and its entries in the queue's heaps."""
 
     req: Req
-    prefix: bytes = b""  # a digest of the prompt's beginning, empty where it is too short
-    group: bytes = b""  # the same if others waited with this prefix when it came, else empty
-    added: int = 0  # the step that was planned last when it came
+    prefix: bytes = b""  # digest of the prompt's first tokens, empty if the prompt is too short
+    group: bytes = b""  # `prefix` if others with this prefix waited when it was added, else empty
+    added: int = 0  # the last step planned before it was added
     tried: int = -1  # the step that tried it last
     by_age: "Entry[Waiter] | None" = None
     by_rank: "Entry[Waiter] | None" = None
-    heap: "LazyHeap[Waiter] | None" = None  # of by_rank
+    heap: "LazyHeap[Waiter] | None" = None  # the heap that holds `by_rank`
     lane: "Lane | None" = None
 
     def try_next_of_group(self) -> None:
-        """It has been tried and still waits. Unless this is called, its group waits with it."""
+        """Let the step try the next request of this one's group, after this one did not start."""
         assert self.lane is not None
         self.lane.open_next(self)
 
 
 class Source(Protocol):
-    """Waiting requests that a step takes one by one, best first."""
+    """Waiting requests that a step takes one by one, smallest key first."""
 
     def peek(self) -> tuple[Key, Waiter] | None:
-        """The next one; of several sources the smallest key goes first."""
+        """The next request with its key; keys of several sources can be compared."""
 
     def take(self) -> Waiter:
-        """Take the next one. It stays filed, but is not offered again before the next step."""
+        """Take the next request. It stays queued, but is not offered again in this step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """`rest` has no key smaller than `last`, the largest of those in the front."""
+    """A group's hidden requests: no key in `rest` is smaller than `last`, the front's largest."""
 
     rest: LazyHeap[Waiter] = field(default_factory=LazyHeap)
     in_front: int = 0
@@ -60,7 +60,7 @@ class Lane:
     def __init__(self) -> None:
         self._front: LazyHeap[Waiter] = LazyHeap()
         self._groups: dict[bytes, _Group] = {}
-        self._taken: list[Entry[Waiter]] = []  # in this step
+        self._taken: list[Entry[Waiter]] = []  # entries popped in this step
         self._size = 0
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Lane:
         waiter.lane = waiter.heap = waiter.by_rank = None
 
     def begin(self) -> None:
-        """A new step: whoever the last one took and left may be taken again."""
+        """Begin a step: requests that the last step took but did not start may be taken again."""
         for entry in self._taken:
             if entry.live:
                 self._front.put_back(entry)
@@ -108,12 +108,12 @@ class Lane:
         return entry.item
 
     def open_next(self, waiter: Waiter) -> None:
-        """The next of the waiter's group may be taken in this step as well."""
+        """Let this step take the next request of the waiter's group as well."""
         if waiter.group:
             self._open(self._groups[waiter.group])
 
     def _open(self, group: _Group) -> bool:
-        """Bring the best of the rest to the front; False if there is nobody."""
+        """Move the best of `rest` to the front; False if `rest` is empty."""
         if not len(group.rest):
             return False
         entry = group.rest.pop()
@@ -125,11 +125,11 @@ class Lane:
 
 
 class Merge:
-    """The requests of several sources, best first, during one step."""
+    """The requests of several sources in one order, smallest key first, during one step."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._heap: list[tuple[Key, int, Waiter, Source]] = []
-        self._last: Source | None = None  # taken from: its next request is not known yet
+        self._last: Source | None = None  # the last one taken from: peeked again when needed
         self._pushes = 0
         for source in sources:
             self._push(source)
@@ -142,17 +142,17 @@ class Merge:
             key, _, waiter, source = self._heap[0]
             if waiter.lane is not None:
                 return key, waiter
-            heapq.heappop(self._heap)  # it has been tried elsewhere, and has started
+            heapq.heappop(self._heap)  # it has started meanwhile, as an overdue request
             self._push(source)
         return None
 
     def take(self) -> Waiter:
-        """The one that `peek` has just returned."""
+        """Take the request that `peek` has just returned."""
         source = self._last = heapq.heappop(self._heap)[3]
         return source.take()
 
     def leave(self) -> None:
-        """Nothing more of the source that `peek` has just chosen."""
+        """Drop the source of the request that `peek` has just returned for the rest of the step."""
         heapq.heappop(self._heap)
 
     def _push(self, source: Source) -> None:

@@ -18,7 +18,7 @@ class Entry(Generic[T]):
     key: Key
     item: T
     live: bool = True
-    inside: bool = True  # in a heap: not popped
+    inside: bool = True  # False while popped
 
 
 class LazyHeap(Generic[T]):
@@ -27,7 +27,7 @@ class LazyHeap(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int, Entry[T]]] = []
         self._live = 0
-        self._pushes = 0  # breaks ties: of equal keys the first pushed comes first
+        self._pushes = 0  # breaks ties: of equal keys the first pushed goes first
 
     def __len__(self) -> int:
         return self._live
@@ -38,7 +38,7 @@ class LazyHeap(Generic[T]):
         return entry
 
     def put_back(self, entry: Entry[T]) -> None:
-        """Insert an entry that was popped, with the key that it has now."""
+        """Insert a popped entry again, under its present key."""
         entry.inside = True
         self._pushes += 1
         self._live += 1
@@ -55,14 +55,14 @@ class LazyHeap(Generic[T]):
                 heapq.heapify(self._heap)
 
     def peek(self) -> Entry[T] | None:
-        """The entry with the smallest key."""
+        """The live entry with the smallest key, or None."""
         heap = self._heap
         while heap and not heap[0][2].live:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def pop(self) -> Entry[T]:
-        """Take the smallest entry out. It stays live: put it back or remove it."""
+        """Pop the smallest entry. It stays live: put it back or remove it."""
         entry = self.peek()
         assert entry is not None, "nothing to pop"
         heapq.heappop(self._heap)

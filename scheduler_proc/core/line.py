@@ -1,7 +1,7 @@
-"""Line: the waiting requests of one tenant, or of all, in the order of a policy. PURE.
+"""Line: the waiting requests of one tenant, or of all tenants, in a policy's order. PURE.
 
-Owned by core/waiting_queue.py. Requests of each adapter are kept apart, so that a step which has no
-slot for an adapter passes over all of them at once, however many they are.
+Owned by core/waiting_queue.py. The requests of each adapter are kept apart, so that a step without
+a slot for an adapter passes over all of them at once.
 """
 
 import bisect
@@ -15,13 +15,13 @@ from .radix_cache import Match
 from .req import Req
 from .schedule_policy import Order
 
-LacksSlot = Callable[[Req], bool]  # the request cannot start in this step for want of a slot
+LacksSlot = Callable[[Req], bool]  # whether no adapter slot can be had for it in this step
 
 
 class Gate:
-    """Who is left out of a step as a whole: adapters without a slot, groups that wait for a prefix.
+    """The adapters without a slot and the groups awaiting a prefix that a step leaves out.
 
-    Made anew for each step. An adapter is asked for when the first of its requests comes up.
+    Made anew for each step. An adapter is checked when the first of its requests comes up.
     """
 
     def __init__(self, lacks_slot: LacksSlot) -> None:
@@ -30,7 +30,7 @@ class Gate:
         self.shut_groups: set[bytes] = set()
 
     def shuts(self, req: Req) -> bool:
-        """The adapter of the request, which has come up, is left out."""
+        """Whether the step leaves out the request's adapter; asks `lacks_slot` if not known."""
         if req.lora_id in self.shut_adapters:
             return True
         if self._lacks_slot(req):
@@ -50,21 +50,21 @@ class _Share:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.ages: LazyHeap[Waiter] = LazyHeap()  # the oldest first
+        self.ages: LazyHeap[Waiter] = LazyHeap()  # oldest first
 
 
 class Line:
-    """Requests in the order of a policy, none of them overtaken by more than `max_overtakes`.
+    """Requests in a policy's order; one overtaken by `max_overtakes` later arrivals goes next.
 
-    Whoever is overtaken overtakes as well: the older of two has let at least as many later arrivals
-    by as the younger. So the arrivals that started before the oldest one here are all to remember.
+    A later arrival that overtakes a request also overtakes every older one here. So one sorted list
+    suffices: the arrivals that have started and are later than the oldest request still waiting.
     """
 
     def __init__(self, make_order: Callable[[], Order], max_overtakes: int | None) -> None:
         self._make_order = make_order
         self._max_overtakes = max_overtakes
         self._shares: dict[int, _Share] = {}
-        self._overtakers: list[int] = []  # sorted arrivals, all after the oldest one here
+        self._overtakers: list[int] = []  # sorted; started arrivals after the oldest waiting one
         self._merge = Merge(())
         self._step = -1
         self.parts: Counter[tuple[int, bytes]] = Counter()  # requests by adapter and group
@@ -92,7 +92,7 @@ class Line:
         self.parts[lora_id, waiter.group] += 1
 
     def move(self, waiter: Waiter, match: Match | None) -> None:
-        """Its match has changed."""
+        """Reorder a request whose match has changed."""
         order = self._shares[waiter.req.lora_id].order
         order.remove(waiter)
         order.add(waiter, match)
@@ -112,7 +112,7 @@ class Line:
             del self._overtakers[: bisect.bisect(self._overtakers, self.oldest.arrival)]
 
     def start(self, waiter: Waiter) -> None:
-        """It has been admitted."""
+        """Remove an admitted request, and record it if it overtook an older one."""
         self.remove(waiter)
         arrival = waiter.req.arrival
         if self._max_overtakes is None or not self._shares or self.oldest.arrival > arrival:
@@ -125,7 +125,7 @@ class Line:
         return req.arrival < self._overdue_before()
 
     def _overdue_before(self) -> float:
-        """Who came before this arrival has been overtaken as often as is allowed."""
+        """The arrival before which every request here has been overtaken `max_overtakes` times."""
         most = self._max_overtakes
         if most is None or len(self._overtakers) < most:
             return -math.inf
@@ -134,7 +134,7 @@ class Line:
     # -- one step
 
     def begin(self, step: int, now: int) -> None:
-        """Step number `step` begins to try requests of this line, if it has not already."""
+        """Begin step number `step`, unless it has begun. `now`: tokens computed so far."""
         if self._step != step:
             self._step = step
             for share in self._shares.values():
@@ -142,11 +142,11 @@ class Line:
             self._merge = Merge(share.order for share in self._shares.values())
 
     def next(self, gate: Gate) -> Waiter | None:
-        """Who is to be tried next in this step; None if nobody may, because nobody is left or an
-        overdue one was tried and has not started.
+        """The next request to try in this step; None if none is left, or if an overdue one was
+        tried and did not start.
 
-        Nobody waits for one whose adapter lacks a slot: they may be those who are to give it. Nor
-        is anyone tried who has come back to the queue in this step.
+        An overdue request whose adapter lacks a slot blocks no others: one of them may have to free
+        that slot. A request that was retracted in this step is not tried in it.
         """
         overdue = self._oldest_overdue(gate)
         if overdue is not None:
@@ -171,7 +171,7 @@ class Line:
         return waiter
 
     def _oldest_overdue(self, gate: Gate) -> Waiter | None:
-        """Of those whose adapters are not left out."""
+        """The oldest overdue request whose adapter is not left out."""
         before = self._overdue_before()
         if before == -math.inf:
             return None

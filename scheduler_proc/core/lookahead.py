@@ -1,7 +1,7 @@
 """Lookahead: how far a step may go past requests that do not fit the pool. PURE.
 
-Made anew for each step by core/waiting_queue.py. Smaller ones behind the head, the first that does
-not fit, may start, so that the pool does not stand empty; but only so many, then it is held.
+Made anew for each step by core/waiting_queue.py. Smaller requests may start past ones that do not
+fit, so that the pool is used; after a bounded number the room is held for those passed over.
 """
 
 from .req import Req
@@ -14,12 +14,12 @@ class Lookahead:
         self._passed: list[Req] = []  # the head first
 
     def did_not_fit(self, req: Req, *, urgent: bool) -> bool:
-        """May others be tried? Nobody starts before an urgent one."""
+        """Whether others may be tried past this one, which did not fit; never past an urgent."""
         self._passed.append(req)
         return not urgent and self._may_go_on()
 
     def started(self) -> bool:
-        """May others be tried?"""
+        """Whether others may be tried after one has started; counts a skip for all passed over."""
         for req in self._passed:
             req.skips += 1
         return not self._passed or self._may_go_on()

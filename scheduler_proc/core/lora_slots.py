@@ -1,14 +1,14 @@
-"""LoRASlots: which adapters are loaded, which of them a step may use, and who uses them.
+"""LoRASlots: which adapters are loaded, which hold a slot, and which requests use them.
 
 A step reads at most `num_slots` adapters beside the base model; a slot is written only while no
-running request uses it. For an adapter that has lacked one for too long a slot is kept: once the
-adapter there has had its time, nobody joins its users, and when they have ended it changes hands.
-Slots are kept for adapters in the order in which they began to wait, so each of the others has one
-turn at most before it. Where priorities count, a slot is kept at once for the higher one, which
-also may take slots that are kept for lower ones. Owned by core/scheduler.py; the runner follows
-through `take_orders` and `take_writes`. PURE.
+running request uses it. An adapter that has lacked a slot for PATIENCE short steps gets one
+reserved (kept): once the adapter in it has had its time, no more of its requests start, and when
+the running ones have ended the slot changes hands. Slots are kept in the order in which adapters
+began to wait, so each other adapter has at most one turn before. Where priorities count, a slot is
+kept at once for a higher priority, which also takes slots kept for lower ones. Owned by
+core/scheduler.py; the runner follows through `take_orders` and `take_writes`. PURE.
 
-    ABSENT -> LOADING -> HOST -> RESIDENT -> HOST     a slot comes and goes
+    ABSENT -> LOADING -> HOST -> RESIDENT -> HOST     RESIDENT: has a slot
     HOST, RESIDENT -> DRAINING -> ABSENT              unloaded: accepted requests finish first
     LOADING -> ABSENT                                 the load failed
 """
@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from ...wire.messages import LoadLoRAReq, LoRALoaded, LoRARef, LoRAUnloaded, UnloadLoRAReq
 from ..worker_batch import LoRAOrders
 
-BASE = 0  # the lora_id of no adapter, and the slot of none
-# Steps with a shortage of slots: after so many a slot is kept for an adapter that lacks one. It has
-# it for as many at least, or its turn would serve only those requests that start in one step.
+BASE = 0  # lora_id and slot of the base model
+# Short steps (steps in which an adapter lacks a slot) until one is kept for the adapter, and for
+# which its turn then lasts at least: otherwise a turn would serve only requests of one step.
 PATIENCE = 64
 
 
 class AdapterError(Exception):
-    """The request or message names an adapter that is not there."""
+    """A request or message names an adapter that is not loaded, or loads a taken lora_id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +37,10 @@ class Adapter:
     draining: bool = False
     slot: int | None = None
     requests: int = 0  # accepted and not ended
-    running: int = 0  # of them, those that hold pages
-    last_use: int = 0  # logical tick, of the last request that ceased to run
-    slot_since: int = 0  # by LoRASlots.shortages
-    wanted_by: int = 0  # priority of its first request that lacked a slot in the last such step
+    running: int = 0  # those of `requests` that hold pages
+    last_use: int = 0  # logical tick at which one of its requests last stopped running
+    slot_since: int = 0  # LoRASlots.shortages when it got its slot
+    wanted_by: int = 0  # priority of its last request that lacked a slot
     users: Counter[int] = field(default_factory=Counter)  # running requests by priority
 
 
@@ -48,30 +48,30 @@ class LoRASlots:
     """Slots are numbered from 1. At most one adapter has a slot, and each at most one slot."""
 
     def __init__(self, num_slots: int, margin: int | None = None) -> None:
-        """`margin`: by how much a priority must be higher to go first; None: none does."""
+        """`margin`: how much higher a priority must be to outrank another; None: none does."""
         self.num_slots = num_slots
         self._margin = margin
         self.patience = PATIENCE
-        self.shortages = 0  # steps in which an adapter lacked a slot
-        self._short = False  # is the step that is being planned one of them?
+        self.shortages = 0  # short steps so far: steps in which an adapter lacked a slot
+        self._short = False  # whether the step being planned is short
         self._adapters: dict[int, Adapter] = {}
         self._in_slot: dict[int, Adapter] = {}
-        self._kept: dict[int, Adapter] = {}  # slot -> the adapter that it is being emptied for
-        self._wishes: dict[int, int] = {}  # lora_id -> shortages before it lacked a slot, ascending
+        self._kept: dict[int, Adapter] = {}  # slot -> the adapter that it is kept for
+        self._wishes: dict[int, int] = {}  # lora_id -> `shortages` when it began to lack a slot
         self._writes: list[tuple[int, int]] = []
         self._loads: list[LoRARef] = []
         self._drops: list[int] = []
         self._news: list[LoRALoaded | LoRAUnloaded] = []
         self._tick = 0
 
-    # -- the life of an adapter
+    # -- adapters: load and unload
 
     @property
     def loading(self) -> bool:
         return any(not adapter.loaded for adapter in self._adapters.values())
 
     def follow(self, message: LoadLoRAReq | UnloadLoRAReq) -> bool:
-        """False if it makes no sense: the front knows which adapters there are."""
+        """Load or unload; False if impossible, a bug of the front, which knows the adapters."""
         try:
             if isinstance(message, LoadLoRAReq):
                 self.begin_load(message.ref)
@@ -82,14 +82,14 @@ class LoRASlots:
         return True
 
     def begin_load(self, ref: LoRARef) -> None:
-        """Raises AdapterError: an id is never used twice."""
+        """Order a load; raise AdapterError if the lora_id is taken."""
         if ref.lora_id in self._adapters or ref.lora_id == BASE:
             raise AdapterError(f"lora_id {ref.lora_id} is taken")
         self._adapters[ref.lora_id] = Adapter(ref)
         self._loads.append(ref)
 
     def end_load(self, loaded: LoRALoaded) -> None:
-        """The runner has read it, or could not."""
+        """Record the outcome of a load, and tell the front."""
         self._news.append(loaded)
         adapter = self._adapters[loaded.lora_id]
         if loaded.ok:
@@ -101,7 +101,7 @@ class LoRASlots:
                 self._news.append(LoRAUnloaded(loaded.lora_id))
 
     def unload(self, lora_id: int) -> None:
-        """No request is accepted any more. Raises AdapterError if there is nothing to unload."""
+        """Accept no more requests of an adapter; raise AdapterError if it is not loaded."""
         adapter = self._adapters.get(lora_id)
         if adapter is None or adapter.draining:
             raise AdapterError(f"lora_id {lora_id} is not loaded")
@@ -120,10 +120,10 @@ class LoRASlots:
         self._drops.append(lora_id)
         self._news.append(LoRAUnloaded(lora_id))
 
-    # -- the life of a request
+    # -- requests: accept, admit, retire, leave
 
     def accept(self, lora_id: int) -> None:
-        """A request that uses the adapter has come. Raises AdapterError."""
+        """Count an accepted request; raise AdapterError if the adapter is not loaded."""
         if lora_id == BASE:
             return
         adapter = self._adapters.get(lora_id)
@@ -132,7 +132,7 @@ class LoRASlots:
         adapter.requests += 1
 
     def may_run(self, lora_id: int, priority: int = 0) -> bool:
-        """Whether a request of the adapter could join the running ones now."""
+        """Whether a request of the adapter may start now, as far as slots are concerned."""
         if lora_id == BASE:
             return True
         adapter = self._adapters[lora_id]
@@ -144,7 +144,7 @@ class LoRASlots:
         return self._slot_for(adapter, priority) is not None
 
     def admit(self, lora_id: int, priority: int = 0) -> None:
-        """The request runs: its adapter gets a slot if it has none. Only after `may_run`."""
+        """Count a running request, and give its adapter a slot if it has none. Needs `may_run`."""
         if lora_id == BASE:
             return
         adapter = self._adapters[lora_id]
@@ -157,7 +157,7 @@ class LoRASlots:
         adapter.users[priority] += 1
 
     def retire(self, lora_id: int, priority: int = 0) -> None:
-        """The request runs no longer: it has been retracted, or has ended."""
+        """Count off a running request that was retracted or has ended."""
         if lora_id == BASE:
             return
         adapter = self._adapters[lora_id]
@@ -168,7 +168,7 @@ class LoRASlots:
         adapter.last_use = self._tick
 
     def leave(self, lora_id: int) -> None:
-        """The request has ended, whatever way."""
+        """Count off an accepted request that has ended; call after `retire`."""
         if lora_id == BASE:
             return
         adapter = self._adapters[lora_id]
@@ -179,7 +179,7 @@ class LoRASlots:
         self._drop_if_unused(adapter)
 
     def lacks_slot(self, lora_id: int, priority: int = 0) -> bool:
-        """As `not may_run`; if so, the step that is being planned goes without the adapter."""
+        """Whether the adapter can get no slot in this step; if so, note that it wants one."""
         if self.may_run(lora_id, priority):
             return False
         self._short = True
@@ -188,7 +188,7 @@ class LoRASlots:
         return True
 
     def end_planning(self) -> None:
-        """Every request that could start has started; slots are kept for those who lack one."""
+        """End the planning of a step: keep slots for adapters that have lacked one too long."""
         self.shortages += self._short
         self._short = False
         if self._margin is not None:
@@ -204,14 +204,14 @@ class LoRASlots:
         return self._adapters[lora_id].running
 
     def may_be_taken(self, lora_id: int, taker: int, priority: int) -> bool:
-        """The slot of the adapter would be the taker's to use if its users were gone."""
+        """Whether `taker` could use the adapter's slot once the adapter's users are gone."""
         slot = self._adapters[lora_id].slot
         assert slot is not None, "runs without a slot"
         return self._adapters[taker].slot is None and self._is_open(
             slot, self._adapters[taker], priority
         )
 
-    # -- what the runner must know
+    # -- orders for the runner, news for the front
 
     def slot_of(self, lora_id: int) -> int:
         if lora_id == BASE:
@@ -221,23 +221,23 @@ class LoRASlots:
         return slot
 
     def take_writes(self) -> list[tuple[int, int]]:
-        """(slot, lora_id) since the last call, in order; lora_id 0 clears the slot."""
+        """Take (slot, lora_id) writes since the last call, in order; lora_id 0 clears the slot."""
         writes, self._writes = self._writes, []
         return writes
 
     def take_orders(self) -> LoRAOrders:
-        """What the runner is to read and to forget since the last call."""
+        """Take the adapters to load and to drop since the last call."""
         orders = LoRAOrders(self._loads, self._drops)
         self._loads, self._drops = [], []
         return orders
 
     def take_news(self) -> list[LoRALoaded | LoRAUnloaded]:
-        """What the front must be told since the last call."""
+        """Take the messages to the front since the last call."""
         news, self._news = self._news, []
         return news
 
     def adapters(self) -> list[Adapter]:
-        """For checks and statistics."""
+        """All adapters, for checks and statistics."""
         return list(self._adapters.values())
 
     # -- slots
@@ -246,12 +246,12 @@ class LoRASlots:
         return self._margin is not None and priority - other >= self._margin
 
     def _is_open(self, slot: int, adapter: Adapter, priority: int) -> bool:
-        """The slot is kept for the adapter, for nobody, or for one that must give way."""
+        """Whether the slot is kept for the adapter, for none, or for one that it outranks."""
         owner = self._kept.get(slot, adapter)
         return owner is adapter or self._outranks(priority, owner.wanted_by)
 
     def _slot_for(self, adapter: Adapter, priority: int) -> int | None:
-        """One kept for it, a free one, or that of the longest unused adapter; none that is used."""
+        """An unused slot: one kept for the adapter, else the open one unused for longest."""
         owners = self._kept.items()
         slots = [slot for slot, owner in owners if owner is adapter and self._is_unused(slot)]
         slots = slots or [
@@ -262,7 +262,7 @@ class LoRASlots:
         return min(slots, key=self._last_use, default=None)
 
     def _has_time(self, adapter: Adapter) -> bool:
-        """Its requests may join although its slot is kept for another adapter."""
+        """Whether its requests may still start although its slot is kept for another adapter."""
         return self.shortages - adapter.slot_since < self.patience
 
     def _is_unused(self, slot: int) -> bool:
@@ -280,7 +280,7 @@ class LoRASlots:
         self._writes.append((slot, adapter.ref.lora_id))
 
     def _keep_a_slot(self, adapter: Adapter) -> None:
-        """Of those not kept yet, the one that will be free soonest: with the fewest users."""
+        """Keep the slot that is likely free soonest: past its time, then with the fewest users."""
 
         def wait(slot: int) -> tuple[bool, int, int]:
             user = self._in_slot[slot]
@@ -291,9 +291,9 @@ class LoRASlots:
             self._kept[min(slots, key=wait)] = adapter
 
     def _keep_for_the_urgent(self) -> None:
-        """A slot whose users are all outranked is kept at once, so that no more of them come."""
+        """Keep slots whose running requests are all outranked at once, so that no more start."""
         wanting = [self._adapters[lora_id] for lora_id in self._wishes]
-        for adapter in sorted(wanting, key=lambda one: -one.wanted_by):  # of equals the first
+        for adapter in sorted(wanting, key=lambda one: -one.wanted_by):  # stable: of equals oldest
             if adapter.slot is not None or adapter in self._kept.values():
                 continue
             slots = [

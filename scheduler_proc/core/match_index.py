@@ -1,8 +1,8 @@
-"""MatchIndex: the cached prefix of every waiting request, kept true at a bounded cost a step.
+"""MatchIndex: the cached prefix of every waiting request, kept current at a bounded cost per step.
 
-Owned by core/waiting_queue.py, where the order follows the cache. A request is filed at the place
-in the tree where its match ends, under the page that it lacks there. So a changed node concerns
-only those filed at it, and a run attached to it only those that lack just its first page. PURE.
+Owned by core/waiting_queue.py under MATCH_POLICIES. A request is filed at the place in the tree
+where its match ends, under the page that it lacks there. So a changed node affects only requests
+filed at it, and a run attached to it only those that lack the run's first page. PURE.
 """
 
 from collections import deque
@@ -13,13 +13,13 @@ from .kv_cache import KVCache
 from .radix_cache import Match, TreeNode
 from .req import Req
 
-REFRESH_TOKENS = 1 << 15  # that are looked up again in a step; what is left over comes next
-_LOOK = 128  # what a look costs beside its length, in tokens
+REFRESH_TOKENS = 1 << 15  # most tokens to look up again in a step; later steps do the rest
+_LOOK = 128  # fixed cost of a lookup, in tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
-    """Requests whose matches end at the same place, and lack the same page there."""
+    """Requests whose matches end at the same place and lack the same page there."""
 
     spot: "_Spot"
     edge: bytes
@@ -35,25 +35,25 @@ class _Spot:
 
     @property
     def is_whole(self) -> bool:
-        """A match ends at the end of the node, which is still in the tree: else it has no pages."""
+        """Whether the match ends at the node's end; false for a node dropped from the tree."""
         return self.node.start + len(self.node.pages) == self.end
 
     @property
     def is_inside(self) -> bool:
-        """A match ends within the node."""
+        """Whether the match ends within the node."""
         return self.node.start < self.end < self.node.start + len(self.node.pages)
 
 
 class MatchIndex:
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
-        self._spots: dict[int, dict[int, _Spot]] = {}  # by the node's uid and the match's end
+        self._spots: dict[int, dict[int, _Spot]] = {}  # by node uid and end of the match
         kv.tree.watched = self._spots
         self._bucket_of: dict[int, _Bucket] = {}
         self._stale: deque[_Bucket] = deque()
 
     def file(self, req: Req) -> Match:
-        """Look up a request, and remember where its match ends."""
+        """Look up a request and file it where its match ends."""
         match = self._kv.match(req)
         spots = self._spots.setdefault(match.node.uid, {})
         spot = spots.get(match.num_pages)
@@ -73,7 +73,7 @@ class MatchIndex:
             self._take_out(bucket)
 
     def take_stale(self) -> list[Req]:
-        """Those whose match may have changed, as many as a step can afford: file them again."""
+        """Take requests whose match may have changed, up to REFRESH_TOKENS; file them again."""
         changed = self._kv.tree.changed
         for uid, edges in changed.items():
             for spot in list(self._spots.get(uid, {}).values()):
@@ -94,11 +94,11 @@ class MatchIndex:
         return taken
 
     def _check(self, spot: _Spot, edges: set[bytes] | None) -> None:
-        """The node is followed by new runs, which begin with `edges`, or else it has been cut."""
+        """Mark buckets stale: `edges` begin new runs below the node; None: the node was cut."""
         if edges is None:
             if spot.is_inside:
                 return
-            # Of a match that ended inside, it is not known which page it lacks at a node's end.
+            # A match that ended inside the node does not say which page it lacks at the node's end.
             edges = {b"", *spot.node.children} if spot.is_whole else set(spot.buckets)
         small, large = sorted((edges, spot.buckets.keys()), key=len)
         for edge in [edge for edge in small if edge in large]:

@@ -1,7 +1,7 @@
-"""How much of the answers still to come is reserved when a request is admitted. PURE.
+"""NewTokenRatio: the share of the answers still to come that admission reserves. PURE.
 
-Requests rarely use all of max_new_tokens. The ratio starts careful, decays with every decode step
-that went well, and jumps to what a retraction has taught (the arithmetic is SGLang's).
+Requests rarely use all of max_new_tokens. The ratio starts high, decays with every decode step
+without a retraction, and jumps up at a retraction (the arithmetic is SGLang's).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .req import Req
 
 _START, _FLOOR, _DECAY_STEPS = 0.7, 0.14, 600
-_LOOKAHEAD = 20  # tokens every survivor of a retraction must be able to add
+_LOOKAHEAD = 20  # tokens that every survivor of a retraction must be able to add
 
 
 class NewTokenRatio:
@@ -25,7 +25,7 @@ class NewTokenRatio:
         self.value = self._start
 
     def learn(self, survivors: Sequence[Req]) -> None:
-        """After a retraction: the share of their limits that the survivors have reached."""
+        """Raise the ratio after a retraction to the share of their limits that survivors use."""
         generated = sum(req.output_len + _LOOKAHEAD for req in survivors)
         allowed = sum(req.max_new_tokens for req in survivors) + 1
         self.value = min(1.0, max(self.value, generated / allowed))

@@ -1,7 +1,7 @@
-"""Preemption: who gives way in a step to a request of higher priority. PURE.
+"""Preemption: which running requests to retract for one of higher priority. PURE.
 
-Made anew for each step by core/scheduler.py. A request may lack a slot for its adapter, a row or
-room in the pool. For a slot, all running requests of another adapter must give way.
+Made anew for each step by core/scheduler.py. A request may lack a slot for its adapter, a row, or
+room in the pool. To free a slot, all running requests of another adapter must be retracted.
 """
 
 import math
@@ -15,7 +15,9 @@ from .retraction import is_protected
 
 
 def slot_margin(settings: SchedulingConfig) -> int | None:
-    """By how much a priority must be higher to go before adapters for which slots are kept."""
+    """How much higher a priority must be to take precedence over an adapter that waits for a slot;
+    None: priorities do not count.
+    """
     if settings.schedule_policy == "priority" and settings.fairness == "none":
         return 1
     return settings.preemption_threshold
@@ -33,20 +35,20 @@ class Preemption:
         self._loras = loras
         self._running = running  # a live view
         self._adder = adder
-        self._for_slot: tuple[Req, list[Req]] | None = None  # the last search that found somebody
+        self._for_slot: tuple[Req, list[Req]] | None = None  # last request with slot victims
         self._ranks: dict[int, float] = {}
-        self._ranked = -1  # how many had joined the step when `_ranks` was made
+        self._ranked = -1  # requests added to the step when `_ranks` was made
 
     @property
     def allowed(self) -> bool:
         return self._threshold is not None
 
     def end(self) -> None:
-        """Nobody gives way any more: only the first request that does not fit asks for it."""
+        """Allow no more preemption in this step: only the first that does not fit may preempt."""
         self._threshold = None
 
     def lacks_slot(self, req: Req) -> bool:
-        """No slot is to be had for its adapter in this step, even if others give way."""
+        """Whether its adapter can get no slot in this step, not even by preemption."""
         if self._loras.may_run(req.lora_id, req.priority):
             return False
         if victims := self._users_in_the_way(req):
@@ -55,11 +57,11 @@ class Preemption:
         return self._loras.lacks_slot(req.lora_id, req.priority)
 
     def starts(self, req: Req) -> bool:
-        """It joins the step as things are."""
+        """Add `req` to the step if it has a slot and fits without preemption; False if not."""
         return self._loras.may_run(req.lora_id, req.priority) and self._adder.add_new(req)
 
     def victims_for(self, req: Req) -> list[Req]:
-        """The fewest running requests that must go for `req` to start; none if that cannot be."""
+        """The fewest running requests to retract so that `req` can start; empty if none suffice."""
         if self._threshold is None:
             return []
         self._ranked = -1
@@ -70,7 +72,7 @@ class Preemption:
         return self._for_slot[1]
 
     def _users_in_the_way(self, req: Req) -> list[Req]:
-        """Who must go so that `req` has a slot, a row and room; nobody if that cannot be."""
+        """Requests to retract so that `req` has a slot, a row and room; empty if none suffice."""
         if self._threshold is None:
             return []
         limit = req.priority - self._threshold
@@ -87,8 +89,8 @@ class Preemption:
         return self._adder.victims_for(req, self._threshold, users)
 
     def _highest_ranks(self) -> dict[int, float]:
-        """Of adapters that are in use: the highest priority of a user, without bound if one of them
-        is protected or gets tokens in this step.
+        """Highest priority of the running requests of each adapter, by lora_id; infinite if one of
+        them is protected or gets tokens in this step.
         """
         added = self._adder.added
         if self._ranked != len(added):

@@ -1,7 +1,7 @@
-"""PrefillAdder: which prompt tokens join the step, within the token budget and the pool. PURE.
+"""PrefillAdder: adds prompt tokens to a step, within the token budget and the pool. PURE.
 
 Made anew for each step by core/scheduler.py. A new request joins when the step's reserve has room
-for it, and when not, says whom it would have to replace.
+for it; if not, `victims_for` finds the running requests that it would have to replace.
 """
 
 from bisect import bisect_left
@@ -25,31 +25,31 @@ class PrefillAdder:
     ) -> None:
         self._kv = kv
         self._admission = admission
-        self._running = running  # a live view: those who are added join it
+        self._running = running  # a live view: the scheduler adds admitted requests
         self._left = budget.tokens
         self._chunking = budget.cuts
         self._reserve: Reserve | None = None
-        self._whole_only = False  # who would be cut does not join now
-        self.added: list[tuple[Req, int]] = []  # request, tokens of it in this step
+        self._whole_only = False  # a prompt that would be cut does not join now
+        self.added: list[tuple[Req, int]] = []  # request, its prompt tokens in this step
         self.was_cut = False  # the last one added has more prompt than this step computes
-        self.failed: Req | None = None  # the allocator broke its promise to it
+        self.failed: Req | None = None  # the request that was refused pages after make_room
 
     def whole_ones_first(self, chunked: Req, step: int) -> bool:
-        """In every other step, prompts that need not be cut go before the rest of a long one.
+        """In every other step, let prompts that need not be cut go before the rest of a long one.
 
-        So a short prompt does not wait for how long another is, which still gets half of the steps.
+        So short prompts do not wait until a long one is done, which still gets half of the steps.
         """
         assert chunked.kv is not None
         self._whole_only = step % 2 == 1 and len(chunked.ids) - chunked.kv.computed > self._left
         return self._whole_only
 
     def continue_chunked(self, req: Req) -> bool:
-        """Another piece of a prompt that is under way."""
+        """Add the next chunk of a partly computed prompt; False if none of it fits."""
         self._whole_only = False
         return self.failed is None and self._take(req)
 
     def has_budget_for(self, req: Req) -> bool:
-        """It may be tried: the step has tokens left for a first piece, or for others behind it."""
+        """Whether to try it: its first chunk fits the budget, or whole prompts behind it may."""
         return self._whole_only or self._first_piece(req) > 0
 
     def _first_piece(self, req: Req) -> int:
@@ -57,7 +57,7 @@ class PrefillAdder:
         return self._piece(cached, len(req.ids))
 
     def add_new(self, req: Req) -> bool:
-        """Admit a waiting request with its first piece, or leave it untouched and say False."""
+        """Admit a waiting request with its first chunk, or leave it untouched and return False."""
         if self.failed or not self._kv.rows.available or self._first_piece(req) <= 0:
             return False
         if self._reserve is None:
@@ -72,9 +72,9 @@ class PrefillAdder:
         return True
 
     def victims_for(self, req: Req, threshold: int, first: Sequence[Req] = ()) -> list[Req]:
-        """The fewest running requests that must go for `req` to fit; none if all are not enough.
+        """The fewest running requests to retract so that `req` fits; empty if all are not enough.
 
-        Whoever gets tokens in this step stays. All of `first`, who could go, are among them.
+        Includes all of `first`, and no other request that gets prompt tokens in this step.
         """
         if self.failed or self._first_piece(req) <= 0:
             return []
@@ -91,7 +91,7 @@ class PrefillAdder:
 
         if not lesser or not fits_without(len(lesser)):
             return []
-        self._reserve = None  # whoever was reserved for is about to go
+        self._reserve = None  # it counts the victims, which are about to be retracted
         return lesser[: least + bisect_left(range(least, len(lesser)), True, key=fits_without)]
 
     def _take(self, req: Req) -> bool:
@@ -109,7 +109,7 @@ class PrefillAdder:
         return True
 
     def _piece(self, computed: int, total: int) -> int:
-        """Tokens to compute now: all that are left, or up to a page border within the budget."""
+        """Tokens to compute now: all that are left, or up to a page boundary within the budget."""
         if total - computed <= self._left:
             return total - computed
         if self._whole_only:

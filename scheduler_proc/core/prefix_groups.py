@@ -1,7 +1,7 @@
-"""PrefixLeaders: of requests that wait with a common uncached prefix, one goes ahead. PURE.
+"""PrefixLeaders: of requests with a common uncached prefix, one computes it and the others wait.
 
-Made anew for each step by core/waiting_queue.py from the prompts that the step computes, or a step
-that has not landed: there is no leader that could have gone.
+Made anew for each step by core/waiting_queue.py from the prompts in this step and in launched ones
+that have not landed, so that no request waits for a leader that has ended. PURE.
 """
 
 from hashlib import blake2b
@@ -11,12 +11,12 @@ from .req import Req
 
 class PrefixLeaders:
     def __init__(self, tokens: int, page_size: int) -> None:
-        """A prefix counts from `tokens` on, in whole pages; 0: nobody waits for anybody."""
+        """`tokens`: the shortest prefix to wait for, rounded up to pages; 0: none waits."""
         self._tokens = -(-tokens // page_size) * page_size
         self._by_start: dict[int, dict[bytes, list[Req]]] = {}
 
     def add(self, req: Req) -> None:
-        """A piece of its prompt is being computed: what follows kv.landed is not in the tree."""
+        """Add a request whose prompt is being computed: ids from kv.landed on are not cached."""
         assert req.kv is not None
         start = req.kv.landed
         end = start + self._tokens
@@ -25,7 +25,7 @@ class PrefixLeaders:
             self._by_start.setdefault(start, {}).setdefault(group, []).append(req)
 
     def held_from(self, req: Req) -> int | None:
-        """From which token on it would compute what one of them computes; None: nowhere."""
+        """The token from which `req` would recompute what a leader computes; None: no such."""
         for start, groups in self._by_start.items():
             end = start + self._tokens
             if end >= len(req.ids):  # the last token is always computed
@@ -37,7 +37,7 @@ class PrefixLeaders:
 
 
 def prefix_digest(req: Req, tokens: int) -> bytes:
-    """What prompts with the same first `tokens` have in common; empty where there are no more."""
+    """Digest of the namespace and the first `tokens` ids; empty for prompts that are not longer."""
     if not tokens or len(req.ids) <= tokens:
         return b""
     digest = blake2b(req.namespace.encode(), digest_size=16)

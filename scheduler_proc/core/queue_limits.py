@@ -1,7 +1,7 @@
-"""How many may wait, how long, and how long a request may take in all. PURE.
+"""QueueLimits: bounds the waiting requests and tokens, the wait, and a request's total time. PURE.
 
-Owned by core/scheduler.py, which tells what enters, starts and ends. A retracted request has
-started: it neither counts as waiting nor is refused. Time is whatever the caller says.
+Owned by core/scheduler.py, which reports what enters, starts and ends. A retracted request has
+started: it neither counts as waiting nor is refused. Times are the caller's `now`, in seconds.
 """
 
 import heapq
@@ -13,8 +13,8 @@ from .failures import failure
 from .req import Req
 from .time_limit import TimeLimit
 
-_SLACK = 64  # entries of those that left
-RETRY_AFTER = 1  # seconds: the queue moves with every answer
+_SLACK = 64  # stale heap entries allowed before it is rebuilt
+RETRY_AFTER = 1  # seconds; short, because the queue moves with every answer
 
 
 class QueueLimits:
@@ -25,15 +25,15 @@ class QueueLimits:
         self._tokens = 0
         self._request_shares = TenantShares(self._max_requests or 0)
         self._token_shares = TenantShares(self._max_tokens or 0)
-        self._waiting: set[int] = set()  # rids, where there are caps
-        self._lowest: list[tuple[int, int, Req]] = []  # a heap of them, and of some that left
+        self._waiting: set[int] = set()  # rids; kept only if a cap is set
+        self._lowest: list[tuple[int, int, Req]] = []  # a heap of them; some entries are stale
         self._until_start = TimeLimit(settings.queue_timeout)
         self._until_end = TimeLimit(settings.request_timeout)
 
     def admit(self, req: Req) -> tuple[list[tuple[Req, Finish]], Finish | None]:
-        """Who must leave the queue for the request and what they are told, or why it may not wait.
+        """The requests to displace for `req`, each with its Finish, or the reason to refuse `req`.
 
-        Those of lower priority leave, the lowest and latest first, if that is enough.
+        Requests of lower priority are displaced, the lowest and latest first, if that is enough.
         """
         refusal = self._refusal(req)
         if refusal is None:
@@ -55,9 +55,9 @@ class QueueLimits:
         return ([], refusal) if refusal is not None else (displaced, None)
 
     def _over_its_share(self, req: Req) -> Finish | None:
-        """Why its tenant may have no more, though there is room: that is kept for other tenants.
+        """The reason to refuse a tenant above its share although there is room for the request.
 
-        Shares are among equals: who outranks somebody here is not held to one.
+        Shares hold among equals: a request that outranks a waiting one is exempt.
         """
         worst = self._worst()
         if worst is None or worst.priority < req.priority:
@@ -74,13 +74,13 @@ class QueueLimits:
         return self._max_tokens is None or req.prompt_len <= self._max_tokens
 
     def _worst(self) -> Req | None:
-        """Of those that wait and never started: the lowest priority, of these the latest."""
+        """The waiting request of lowest priority that never started; of equals the latest."""
         while self._lowest and self._lowest[0][2].rid not in self._waiting:
             heapq.heappop(self._lowest)
         return self._lowest[0][2] if self._lowest else None
 
     def _refusal(self, req: Req) -> Finish | None:
-        """Why the request may not wait beside those that do. An empty queue takes any."""
+        """The reason to refuse a request that exceeds a cap. An empty queue takes any length."""
         if self._max_requests is not None and self._requests >= self._max_requests:
             return _busy(
                 f"{self._requests} requests are waiting (--max-waiting-requests "
@@ -106,7 +106,7 @@ class QueueLimits:
         self._until_end.begin(req.rid, now)
 
     def start(self, req: Req) -> None:
-        """Its first start only."""
+        """Stop counting a request as waiting, at its first start only."""
         self._waiting.discard(req.rid)
         self._count(req, -1)
         self._until_start.clear(req.rid)
@@ -123,7 +123,7 @@ class QueueLimits:
         self._until_end.clear(req.rid)
 
     def expired(self, now: float) -> list[tuple[int, Finish]]:
-        """The rids whose time is over, with what they are told; each limit speaks once."""
+        """The rids whose deadline has passed, each with its Finish; a deadline expires once."""
         why = f"not started within {self._until_start.seconds} s (--queue-timeout)"
         late = [(rid, _busy(why)) for rid in self._until_start.take_expired(now)]
         why = f"not finished within {self._until_end.seconds} s (--request-timeout)"

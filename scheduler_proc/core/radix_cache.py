@@ -1,8 +1,8 @@
-"""RadixCache: a compressed trie over pages of token ids that says which KV pages hold which prefix.
+"""RadixCache: a compressed trie over pages of token ids that maps prefixes to KV pages.
 
-Owned by core/kv_cache.py, the only caller. Keys are the int32 bytes of whole pages of ids, so runs
-are compared as memory. Namespaces part at the root and share nothing. The tree owns the pages in
-its nodes but never touches the allocator: evict returns the pages that the caller gives back. PURE.
+Owned by core/kv_cache.py, which alone changes it. Keys are the int32 bytes of whole pages of ids,
+so that runs are compared as memory. Namespaces part at the root and share nothing. The tree owns
+the pages in its nodes but never calls the allocator: the caller frees what `evict` returns. PURE.
 """
 
 from collections.abc import Container, Iterator
@@ -17,23 +17,23 @@ ID_BYTES = 4
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of pages below `parent`. `lock_count` requests read this node or a node under it."""
+    """A run of pages below `parent`, locked by `lock_count` requests at this node or below."""
 
     uid: int
-    edge: bytes  # its key in parent.children: its first page, below the root behind the namespace
+    edge: bytes  # its key in parent.children: its first page; at the root, namespace + first page
     key: bytes
     pages: list[int]
     parent: "TreeNode | None"
     start: int  # pages above it
-    created: int
+    created: int  # tick
     priority: int  # the highest of the requests that used it
-    hits: int = 0  # requests that found it here
+    hits: int = 0  # requests that matched it
     last_use: int = 0  # tick of the last unlock
-    clock: float = 0.0  # the eviction order's, at that time
-    pushed: int = 0  # its latest entry in the eviction order
+    clock: float = 0.0  # the eviction order's clock at the last unlock
+    pushed: int = 0  # number of its latest push to the eviction order
     lock_count: int = 0
     children: dict[bytes, "TreeNode"] = field(default_factory=dict)
-    hashes: list[int] = field(default_factory=list)  # of its pages, where events are recorded
+    hashes: list[int] = field(default_factory=list)  # ids of its pages, if events are recorded
 
     def is_evictable_leaf(self) -> bool:
         return not self.lock_count and not self.children and self.parent is not None
@@ -41,16 +41,16 @@ class TreeNode:
 
 @dataclass(slots=True, frozen=True)
 class Match:
-    """The longest cached prefix of something: it ends in `node`, maybe before that node's end."""
+    """The longest cached prefix of a key: it ends in `node`, maybe before that node's end."""
 
     node: TreeNode
-    run: bytes  # the node's key when it was looked up: whatever changes a run makes a new one
-    edge: bytes  # the child that would have made the match longer, empty where none could
+    run: bytes  # the node's key object at lookup; every change of the run replaces it
+    edge: bytes  # the child edge that would extend the match, empty where none could
     num_pages: int
 
     @property
     def is_fresh(self) -> bool:
-        """Still the longest: nothing has changed in the tree where this ends."""
+        """Whether the match is still the longest: its end in the tree is unchanged."""
         return self.run is self.node.key and self.edge not in self.node.children
 
     @property
@@ -66,8 +66,8 @@ class Match:
 @dataclass(slots=True, frozen=True)
 class Inserted:
     node: TreeNode  # where the inserted run ends
-    pages: list[int]  # the tree's pages for it
-    duplicates: list[int]  # given pages that the tree had under other numbers: free them
+    pages: list[int]  # the tree's pages of the run
+    duplicates: list[int]  # given pages whose content the tree already had: the caller frees them
 
 
 class RadixCache:
@@ -89,13 +89,13 @@ class RadixCache:
         self.evictable_pages = 0
         self.locked_pages = 0
         self.evicted_total = 0  # pages, since the start
-        # Nodes whose changes are noted, by uid; and what has changed at each since the reader of
-        # `changed` emptied it: first pages of runs that follow it now, or None: it was cut.
+        # `watched`: uids of nodes whose changes are noted. `changed`: what changed at each since
+        # the reader emptied it: the edges of runs added below it, or None if the node was cut.
         self.watched: Container[int] = ()
         self.changed: dict[int, set[bytes] | None] = {}
 
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
-        """The longest prefix of `key` in the tree. A mere look: it changes nothing."""
+        """The longest prefix of `key` in the tree; changes nothing."""
         page_bytes = self._page_bytes
         node, done = self.root, 0
         edge = namespace + key[:page_bytes] if key else b""
@@ -111,9 +111,9 @@ class RadixCache:
         return Match(node, node.key, edge, done // page_bytes)
 
     def lock(self, match: Match, priority: int = 0) -> TreeNode:
-        """A request uses a fresh match: what it covers stays until the node returned is unlocked.
+        """Lock a fresh match against eviction until the returned node is unlocked.
 
-        A match that ends inside a node cuts it there.
+        A match that ends inside a node splits it there.
         """
         assert match.is_fresh
         node = match.node
@@ -126,7 +126,7 @@ class RadixCache:
         return node
 
     def unlocked_pages(self, match: Match) -> int:
-        """How many pages of a fresh match eviction could take at present."""
+        """The number of pages of a fresh match that no request locks."""
         node, end, count = match.node, match.num_pages, 0
         while node.parent is not None and not node.lock_count:
             count += end - node.start
@@ -141,7 +141,7 @@ class RadixCache:
         namespace: bytes = b"",
         priority: int = 0,
     ) -> Inserted:
-        """Add a run of whole pages below `node`, where the caller's lock is; it moves to the end.
+        """Add a run of whole pages below `node`, and move the caller's lock to the end of the run.
 
         The tree takes the pages, except the duplicates.
         """
@@ -170,7 +170,7 @@ class RadixCache:
         return Inserted(node, owned, duplicates)
 
     def unlock(self, node: TreeNode) -> None:
-        """The request that locked `node` leaves it. Only now does its use end, so it counts now."""
+        """Unlock `node` and all above it; a node's last use is the end of its use, which is now."""
         self._tick += 1
         while (parent := node.parent) is not None:
             if node.lock_count <= 0:
@@ -185,7 +185,7 @@ class RadixCache:
             node = parent
 
     def evict(self, count: int) -> list[int]:
-        """Drop min(count, evictable) pages in the policy's order; returns them in that order.
+        """Evict min(count, evictable) pages in the policy's order, and return them in that order.
 
         A long leaf loses only as many pages from its end as are needed.
         """
@@ -210,7 +210,7 @@ class RadixCache:
         return evicted
 
     def clear(self) -> list[int]:
-        """Forget everything; returns all pages. Nothing may be locked."""
+        """Drop all nodes and return their pages; raise RuntimeError if one is locked."""
         if self.locked_pages:
             raise RuntimeError(f"{self.locked_pages} pages of the tree are in use")
         pages: list[int] = []
@@ -230,7 +230,7 @@ class RadixCache:
         return list(self.walk())
 
     def walk(self) -> Iterator[TreeNode]:
-        """The same one by one. Nothing may change meanwhile."""
+        """Yield all nodes but the root. The tree may not change meanwhile."""
         todo = list(self.root.children.values())
         while todo:
             node = todo.pop()
@@ -242,11 +242,13 @@ class RadixCache:
         return len(self._order)
 
     def leaves_in_order(self, start: int, stop: int) -> int:
-        """How many of such entries of the eviction order count. For conservation checks."""
+        """How many of a slice of the eviction order are not stale, for conservation checks."""
         return self._order.live(start, stop)
 
     def _common_bytes(self, run: bytes, key: bytes, start: int) -> int:
-        """How far `run` and `key[start:]` agree, in whole pages; one at least (the edge)."""
+        """Length of the common prefix of `run` and `key[start:]`, in bytes of whole pages; at least
+        one page, the edge.
+        """
         if key.startswith(run, start):
             return len(run)
         page_bytes = self._page_bytes
@@ -262,9 +264,10 @@ class RadixCache:
         return low * page_bytes
 
     def _split(self, node: TreeNode, count: int) -> TreeNode:
-        """Cut `node` after `count` pages. It stays the lower part: whoever holds it still does.
+        """Split `node` after `count` pages and return the new upper part. `node` becomes the lower
+        part, so that locks on it stay valid.
 
-        The caller uses the upper part at once, so that its last use is still to come.
+        The caller locks the upper part at once, so its last_use is set by the unlock.
         """
         parent = node.parent
         assert parent is not None
@@ -282,7 +285,7 @@ class RadixCache:
     def _attach(
         self, parent: TreeNode, edge: bytes, key: bytes, pages: list[int], priority: int
     ) -> TreeNode:
-        """A new leaf, locked by the one who brought it."""
+        """Add a leaf, locked by the request that inserts it."""
         node = self._make(parent, edge, key, pages, priority)
         node.lock_count = 1
         self.locked_pages += len(pages)
@@ -293,7 +296,7 @@ class RadixCache:
         return node
 
     def _extend(self, node: TreeNode, key: bytes, pages: list[int]) -> None:
-        """A leaf that only its maker has ever used grows, so pieces of a prompt are one node."""
+        """Grow a leaf that only its maker has used, so that the chunks of a prompt are one node."""
         if self._events is not None:
             node.hashes += self._events.stored(node.hashes[-1], b"", key)
         node.key += key

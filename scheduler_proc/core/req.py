@@ -1,14 +1,14 @@
-"""Req: one request in the scheduler, its state machine, and what it holds of the KV pool.
+"""Req: one request in the scheduler, its state machine, and its row and pages of the KV pool.
 
-Owned by core/scheduler.py; nothing outside core ever sees one. PURE.
+Owned by core/scheduler.py; never leaves core. PURE.
 
-    WAITING -> EXTENDING -> DECODING     admitted; the last piece of its prompt is launched
-    EXTENDING, DECODING -> WAITING       retracted: only while no launched step holds it
-    any -> FINISHED                      it ends while no launched step holds it
-    EXTENDING, DECODING -> ENDING        it ends while one does: told at once, takes part no more
-    ENDING -> FINISHED                   the last step that holds it has landed
+    WAITING -> EXTENDING -> DECODING     admitted; the last chunk of its prompt is launched
+    EXTENDING, DECODING -> WAITING       retracted, only while in no launched step
+    any -> FINISHED                      ended while in no launched step
+    EXTENDING, DECODING -> ENDING        ended while in a launched step; the client is told at once
+    ENDING -> FINISHED                   the last launched step with it has landed
 
-A row and pages are held exactly in EXTENDING, DECODING and ENDING. The client is told one end.
+A request holds a row and pages exactly in EXTENDING, DECODING and ENDING, and ends once.
 """
 
 from array import array
@@ -23,9 +23,9 @@ from .radix_cache import Match, TreeNode
 
 class ReqState(Enum):
     WAITING = "waiting"  # holds nothing of the pool
-    EXTENDING = "extending"  # a part of its prompt has not been launched yet
+    EXTENDING = "extending"  # part of its prompt has not been launched yet
     DECODING = "decoding"
-    ENDING = "ending"  # its client has been told the end, but a launched step holds its pages
+    ENDING = "ending"  # its end has been sent, but a launched step still uses its pages
     FINISHED = "finished"
 
 
@@ -42,16 +42,16 @@ _STORY_LENGTH = 16
 
 
 class IllegalMove(RuntimeError):
-    """A bug: a request was moved where its state does not lead. Carries its recent story."""
+    """A bug: a state change that `_MOVES` forbids. The message lists the last changes."""
 
 
 @dataclass(slots=True, eq=False)
 class ReqKV:
-    """What a running request holds. The one place that says which of its pages are whose.
+    """The row and pages of a running request, and how far they are computed, in tokens.
 
     pages[:tree_pages] belong to the prefix tree and are locked through `node`;
-    pages[tree_pages:] belong to the request. Tokens [0, computed) have their KV in place or will
-    have it by steps that are launched; of these, the steps of tokens [0, landed) have been read.
+    pages[tree_pages:] belong to the request. The KV of tokens [0, computed) is written or will be
+    by launched steps; the results of the steps of tokens [0, landed) have been processed.
     """
 
     row: int
@@ -60,39 +60,39 @@ class ReqKV:
     node: TreeNode
     computed: int
     landed: int
-    sound: bool = True  # False: the model failed on it, the tree gets no more of it
+    sound: bool = True  # False after a non-finite result: commit no more pages to the tree
 
     @property
     def in_flight(self) -> bool:
-        """A launched step reads and writes the pages."""
+        """Whether a launched step uses the pages."""
         return self.landed < self.computed
 
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """`ids` is prompt and answer; the answer's last token has no KV until it has been an input."""
+    """`ids` is prompt and answer; a generated token has no KV until it has been a step's input."""
 
     rid: int
     arrival: int  # logical tick; kept through retractions
     sampling: SamplingParams
     ids: "array[int]"
     prompt_len: int
-    max_new_tokens: int  # resolved, and small enough for context and pool
-    stop_ids: frozenset[int]  # end of text and the request's own stop tokens
+    max_new_tokens: int  # lowered by intake to what context and pool allow
+    stop_ids: frozenset[int]  # end-of-text ids, unless ignored, and the request's own stop ids
     state: ReqState = ReqState.WAITING
-    priority: int = 0  # larger first; intake has turned the sign where smaller goes first
+    priority: int = 0  # larger first; the scheduler negates it under low_priority_first
     kv: ReqKV | None = None
-    match: Match | None = None  # last look into the tree, valid for one version of it
+    match: Match | None = None  # last lookup in the prefix tree; check is_fresh before use
     cached_tokens: int = 0  # prompt tokens found in the tree at the first admission
     retractions: int = 0
     failed_allocations: int = 0
-    admitted: bool = False  # ever
-    announced: bool = False  # the detokenizer knows of it
+    admitted: bool = False  # at least once
+    announced: bool = False  # a row with its StreamOpen has been made for the detokenizer
     tenant: str = ""
-    namespace: str = ""  # cached prefixes are shared within one only
+    namespace: str = ""  # cached prefixes are shared only within a namespace
     lora_id: int = 0  # the adapter; 0: the base model
-    arrived_at: int = 0  # tokens that the server had computed by then: a clock without time
-    skips: int = 0  # that started past it when it did not fit
+    arrived_at: int = 0  # tokens that the server had computed when it arrived
+    skips: int = 0  # requests started past it when it did not fit the pool
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     @property
@@ -113,7 +113,7 @@ class Req:
 
     @property
     def goes_on_decoding(self) -> bool:
-        """The launched steps bring no end that could be known."""
+        """Whether it decodes and the launched steps do not bring it to max_new_tokens."""
         kv = self.kv
         return (
             self.state is ReqState.DECODING
@@ -129,7 +129,7 @@ class Req:
         self.state = state
 
     def finish_for(self, token_id: int) -> Finish | None:
-        """Does the answer end with `token_id`, which has just been appended?"""
+        """The Finish if the answer ends with `token_id`, which was just appended; else None."""
         if token_id in self.stop_ids:
             return Finish("stop", matched=token_id)
         if self.tokens_left <= 0:

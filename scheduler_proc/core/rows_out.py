@@ -1,12 +1,12 @@
-"""The rows that go to the detokenizer with the scheduler's next message. PURE.
+"""RowsOut: the rows of the scheduler's next message to the detokenizer. PURE.
 
-Owned by core/scheduler.py. The first row of a request carries what the detokenizer must know of it.
+Owned by core/scheduler.py. The first row of a request carries its StreamOpen.
 """
 
 from ...wire.messages import BatchTokenIDOut, Finish, StreamOpen, TokenIDOut
 from .req import Req
 
-PROMPT_TAIL = 8  # prompt ids that the detokenizer sees, for the spacing of the first word
+PROMPT_TAIL = 8  # prompt ids sent to the detokenizer, for the spacing of the first word
 
 
 class RowsOut:
@@ -17,7 +17,7 @@ class RowsOut:
         return len(self._rows)
 
     def speak_of(self, rid: int) -> bool:
-        """Something of it has not been told yet: its end, where it came while planning."""
+        """Whether a row of `rid` is unsent, such as the end of a request failed in planning."""
         return any(row.rid == rid for row in self._rows)
 
     def add(self, req: Req, token_ids: tuple[int, ...], finish: Finish | None) -> None:
@@ -35,7 +35,7 @@ class RowsOut:
         self._rows.append(TokenIDOut(req.rid, token_ids, finish, req.cached_tokens, opened))
 
     def refuse(self, rid: int, finish: Finish) -> None:
-        """The only row of a request that was never taken in."""
+        """Add the only row of a request that was not accepted."""
         self._rows.append(TokenIDOut(rid, finish=finish, opened=StreamOpen(b"")))
 
     def take(self) -> list[BatchTokenIDOut]:

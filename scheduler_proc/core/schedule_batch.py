@@ -1,4 +1,4 @@
-"""ScheduleBatch: the rows of one step, and the columns that the runner gets of them. PURE.
+"""ScheduleBatch: the requests of one step, and the ModelWorkerBatch made of them. PURE.
 
 Built by core/scheduler.py, decodes first; kept until the step's result has come back.
 """
@@ -14,7 +14,7 @@ from .req import Req, ReqState
 
 @dataclass(slots=True, frozen=True)
 class ScheduleBatch:
-    """A token of each of the `decodes` is computed, then so many of each of the `extends`."""
+    """A step computes one token of each of `decodes`, and the given number of each of `extends`."""
 
     step: int
     decodes: list[Req]
@@ -40,7 +40,7 @@ class ScheduleBatch:
         opened: list[RowOpen],
         loras: LoRASlots,
     ) -> ModelWorkerBatch:
-        """What the runner is to compute; from here on its tokens count as computed."""
+        """Make the batch for the runner and count its tokens as computed."""
         rows, prefix_lens = [], []
         extend_lens, samples = [1] * len(self.decodes), [True] * len(self.decodes)
         for req in self.decodes:
@@ -77,7 +77,7 @@ class ScheduleBatch:
         )
 
     def land(self, result: BatchResult) -> Iterator[tuple[Req, int | None]]:
-        """Each row with what it has sampled, None within a prompt. Its tokens have landed."""
+        """Count the tokens as landed; yield each request with its sampled id, None in a prompt."""
         sampled = iter(result.next_ids)
         for req in self.decodes:
             token_id = next(sampled)

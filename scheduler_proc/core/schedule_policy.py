@@ -1,8 +1,8 @@
-"""The orders in which waiting requests are tried, one a policy; ties go by arrival. PURE.
+"""The order in which waiting requests are tried, one class per policy; ties go by arrival. PURE.
 
-core/line.py has an order for each adapter and tells it of every request that comes, goes or has
-another match than before. An order keeps its requests in heaps, so none is copied or sorted for a
-step: a step costs what it tries, and under hrrn one comparison for each class of service times.
+core/line.py has an order for each adapter and tells it when a request comes, goes or has a new
+match. An order keeps its requests in heaps, so that nothing is copied or sorted for a step: a step
+costs what it tries, and under hrrn one comparison for each class of service times.
 """
 
 import math
@@ -16,23 +16,23 @@ from .lazy_heap import Key
 from .radix_cache import Match
 from .req import Req
 
-MATCH_POLICIES = frozenset({"lpm", "dfs-weight", "hrrn"})  # their order follows the prefix cache
-_LONGEST_ANSWER = 4096  # hrrn takes no answer for longer, whatever limit it has
+MATCH_POLICIES = frozenset({"lpm", "dfs-weight", "hrrn"})  # their order depends on cached prefixes
+_LONGEST_ANSWER = 4096  # tokens; hrrn expects no longer answer, whatever its limit
 _CLASSES_PER_OCTAVE = 8  # how finely hrrn tells service times apart: to 9 %
 
 
 class Order(Protocol):
-    """A Source (core/lane.py) whose steps begin with `begin`."""
+    """A Source (core/lane.py) to which requests are added; each step calls `begin` first."""
 
     def __len__(self) -> int: ...
 
     def add(self, waiter: Waiter, match: Match | None) -> None:
-        """`match` is given for MATCH_POLICIES."""
+        """Add a request; `match` is its cached prefix under MATCH_POLICIES, else None."""
 
     def remove(self, waiter: Waiter) -> None: ...
 
     def begin(self, now: int) -> None:
-        """A new step. `now` is the clock of Req.arrived_at: tokens computed so far."""
+        """Begin a step. `now`: tokens computed so far, the clock of Req.arrived_at."""
 
     def peek(self) -> tuple[Key, Waiter] | None: ...
 
@@ -40,7 +40,7 @@ class Order(Protocol):
 
 
 def order_factory(policy: SchedulePolicy, page_size: int) -> Callable[[], Order]:
-    """Makes the orders of one line, one for each adapter, whose keys can be compared."""
+    """A maker of the orders of one line, one per adapter; their keys can be compared."""
     match policy:
         case "fcfs":
             return lambda: Sorted(_fcfs)
@@ -72,7 +72,7 @@ def _priority(req: Req, match: Match | None) -> int:
 
 
 class Sorted:
-    """Order by a rank that changes only when the request is added anew, smallest first."""
+    """Order by a rank that is computed when a request is added, smallest first."""
 
     def __init__(self, rank: Callable[[Req, Match | None], int]) -> None:
         self._rank = rank
@@ -93,7 +93,7 @@ class Sorted:
 
 
 class _ServiceClass(Lane):
-    """Requests of about one service time, the one that waits for longest first."""
+    """Requests of about the same service time, longest waiting first."""
 
     __slots__ = ("_service", "now")
 
@@ -110,11 +110,11 @@ class _ServiceClass(Lane):
 
 
 class HighestResponseRatio:
-    """The largest (wait + service) / service goes first, all in tokens that must be computed.
+    """The largest (wait + service) / service goes first, both in tokens computed.
 
-    The ratio of every request changes all the time, but of two with the same service time the one
-    that has waited for longer stays ahead. Service times are rounded to classes, of which there are
-    fewer than 200, so a step compares the heads of the classes only.
+    All ratios change all the time, but of two requests with the same service time the one that has
+    waited longer stays ahead. Service times are rounded to fewer than 200 classes, so that a step
+    compares only the heads of the classes.
     """
 
     def __init__(self, page_size: int) -> None:

@@ -1,10 +1,10 @@
-"""The Scheduler: requests in, steps out, results in, rows out. Every decision is made here.
+"""Scheduler: turns requests into steps, and the results of steps into answer tokens.
 
 Driven by event_loop.py: `handle` messages, `get_next_batch_to_run`, run it, `process_batch_result`.
-A step may be planned before the result of the last is known: who runs is taken to go on until its
-limit, and who turns out to have ended costs a row of that step. Nobody is retracted meanwhile: the
-result may free what is missing. Owns the waiting queue, the running requests and, through KVCache,
-all pages and rows. PURE.
+A step may be planned before the result of the last is known: running requests are assumed to decode
+up to their limit, and one that turns out to have ended wastes one row. No request is retracted
+while a result is outstanding, because the result may free the missing pages. Owns the waiting
+queue, the running requests and, through KVCache, all pages and rows. PURE.
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ from .totals import QueueCounts, Totals
 from .waiting_queue import WaitingQueue
 
 MAX_LAUNCHED = 2  # steps
-MAX_FAILED_ALLOCATIONS = 3  # of one request; after the last it ends with an error
+MAX_FAILED_ALLOCATIONS = 3  # per request; at the last one it ends with an error
 
 
 class Scheduler:
@@ -73,11 +73,11 @@ class Scheduler:
         self._waiting = WaitingQueue(settings, self._kv)
         self._queue_limits = QueueLimits(settings)
         self._budget = StepBudget(settings)
-        self._running: dict[int, Req] = {}  # who holds pages
+        self._running: dict[int, Req] = {}  # requests that hold pages, by rid
         self._reqs: dict[int, Req] = {}  # waiting and running, by rid
-        self._chunked: Req | None = None  # the one running request whose prompt is partly computed
-        self._launched: deque[ScheduleBatch] = deque()  # results are outstanding, oldest first
-        self._settle_first = False  # no step is planned before all results are known
+        self._chunked: Req | None = None  # the running request whose prompt is partly launched
+        self._launched: deque[ScheduleBatch] = deque()  # steps without a result, oldest first
+        self._settle_first = False  # plan no step until all outstanding results are known
         self._opened: list[RowOpen] = []
         self._rows_out = RowsOut()
         self._arrivals = 0
@@ -88,13 +88,13 @@ class Scheduler:
         self._draining = False
         self._drain_ends: float | None = None
         self.drained = False
-        self.now = 0.0  # on the loop's clock, in seconds; the loop says it before each turn
+        self.now = 0.0  # seconds on the loop's clock, set by `expire` before each turn
         self.totals = Totals()
 
     # -- messages
 
     def handle(self, message: ToScheduler) -> list[ToDetokenizer]:
-        """Apply one message; returns what must be sent."""
+        """Apply one message and return the messages to send."""
         match message:
             case TokenizedGenerateReq():
                 self._accept(message)
@@ -113,7 +113,7 @@ class Scheduler:
         return self._outputs()
 
     def expire(self, now: float) -> list[ToDetokenizer]:
-        """It is `now`: end what waits or runs for too long. Called before a turn's messages."""
+        """Set the time and end requests past a deadline. Called before a turn's messages."""
         self.now = now
         ended = self._queue_limits.expired(now)
         if self._drain_ends is not None and now >= self._drain_ends:
@@ -123,17 +123,17 @@ class Scheduler:
         return self._outputs()
 
     def lora_loaded(self, loaded: LoRALoaded) -> list[ToDetokenizer]:
-        """A load that take_lora_orders asked for has ended."""
+        """Record the outcome of a load that `take_lora_orders` ordered."""
         self._loras.end_load(loaded)
         return self._outputs()
 
     def take_lora_orders(self) -> LoRAOrders:
-        """What the runner is to do about adapters, after every turn's messages and step."""
+        """Take the adapters that the runner must load and drop; called at the end of a turn."""
         return self._loras.take_orders()
 
     def _accept(self, message: TokenizedGenerateReq) -> None:
         if message.rid in self._reqs or self._rows_out.speak_of(message.rid):
-            # rids are the front's: this is its bug, not a request
+            # the front chooses rids, so a duplicate is a bug of the front and gets no answer
             self.totals.violations += 1
             return
         if self._draining:
@@ -161,7 +161,7 @@ class Scheduler:
         self._queue_limits.enter(req, self.now)
 
     def _end_early(self, rid: int, finish: Finish) -> None:
-        """Abort and stop-string end alike. A rid that has ended already is no news."""
+        """End a request on abort, stop string or timeout; ignore a rid that has already ended."""
         req = self._reqs.get(rid)
         if req is not None and req.state is not ReqState.ENDING:
             self._finish(req, finish)
@@ -172,11 +172,11 @@ class Scheduler:
         for req in [req for req in self._waiting if not req.admitted]:
             self._finish(req, DRAINING)
 
-    # -- shaping a step
+    # -- planning a step
 
     def get_next_batch_to_run(self) -> ModelWorkerBatch | None:
-        """Running decodes first, then prompt pieces; None when there is nothing to compute, or not
-        before the result of a launched step is known.
+        """Plan and launch a step: running decodes first, then prompt chunks. Return None when there
+        is nothing to compute, or when the result of a launched step must be known first.
         """
         assert len(self._launched) < MAX_LAUNCHED, "results must be processed first"
         self._settle_first &= bool(self._launched)
@@ -184,8 +184,8 @@ class Scheduler:
         if self._settle_first:
             return None
         extends = self._extends(decodes)
-        decodes = [req for req in decodes if req.state is ReqState.DECODING]  # less the preempted
-        decodes.sort(key=attrgetter("lora_id"))  # those of one adapter read its weights together
+        decodes = [req for req in decodes if req.state is ReqState.DECODING]  # drop the preempted
+        decodes.sort(key=attrgetter("lora_id"))  # rows of one adapter read its weights together
         if not decodes and not extends:
             return None
         self._step += 1
@@ -195,7 +195,7 @@ class Scheduler:
         return batch.launch(self._kv.take_new_pages(), opened, self._loras)
 
     def _decodes_with_room(self) -> list[Req]:
-        """All decoding requests, each with a page for its next token; retracts until they fit."""
+        """Give each decoding request a page for its next token, retracting until they fit."""
         before = self.totals.retractions
         if self._faults.retracts():
             if self._must_settle():
@@ -219,7 +219,7 @@ class Scheduler:
         return decodes
 
     def _retract_for(self, needy: dict[int, Req]) -> None:
-        """Retract until the needy that are left can have a page. A lone one has room, or ends."""
+        """Retract until those left in `needy` can each get a page; fail the last if it cannot."""
         for victim in all_but_the_last(self._running.values()):
             self._retract(victim)
             needy.pop(victim.rid, None)
@@ -228,12 +228,12 @@ class Scheduler:
         self._finish(needy.popitem()[1], NO_PAGES)
 
     def _must_settle(self) -> bool:
-        """Somebody is to be retracted: not before all results are known."""
+        """Whether a retraction must wait for outstanding results; if so, stop planning steps."""
         self._settle_first = bool(self._launched)
         return self._settle_first
 
     def _retract(self, req: Req) -> None:
-        """Back to the queue, keeping answer and arrival; computed pages stay in the tree."""
+        """Requeue a request with its answer and arrival; its computed pages stay in the tree."""
         self._kv.release(req)
         req.retractions += 1
         req.move(ReqState.WAITING, "retracted")
@@ -247,16 +247,16 @@ class Scheduler:
         self._chunked = None if self._chunked is req else self._chunked
 
     def _allocation_failed(self, req: Req) -> None:
-        """The pool did not give what it had promised. The request tries again, a few times."""
+        """Retry a request that was refused its promised pages; fail it the third time."""
         self.totals.violations += 1
         req.failed_allocations += 1
         if req.failed_allocations >= MAX_FAILED_ALLOCATIONS:
             self._finish(req, NO_PAGES)
-        elif req.holds_pages and not req.in_flight:  # else it has only missed this step
+        elif req.holds_pages and not req.in_flight:  # otherwise it only misses this step
             self._retract(req)
 
     def _extends(self, decodes: list[Req]) -> list[tuple[Req, int]]:
-        """The request being chunked, then waiting ones that fit, or these first."""
+        """Choose prompt chunks: the chunked request, then waiting ones that fit, or vice versa."""
         if self._chunked is None and not self._waiting:
             return []
         budget = self._budget.beside(len(decodes))
@@ -284,11 +284,11 @@ class Scheduler:
             if preemption.starts(req) or self._preempt_for(req, preemption):
                 self._admit(req)
             else:
-                preemption.end()  # only the head preempts; behind it, what fits may start
+                preemption.end()  # only the first that does not fit may preempt
         self._loras.end_planning()
 
     def _preempt_for(self, req: Req, preemption: Preemption) -> bool:
-        """Retract lesser running requests, if that lets `req` start: it does so at once."""
+        """Retract running requests of lower priority if that lets `req` start, and start it."""
         victims = preemption.victims_for(req)
         if not victims or self._must_settle():
             return False
@@ -316,7 +316,7 @@ class Scheduler:
     def process_batch_result(
         self, result: BatchResult, seconds: float | None = None
     ) -> list[ToDetokenizer]:
-        """Append tokens, decide finishes, hand pages to the tree; returns what must be sent."""
+        """Append tokens, finish requests, commit pages to the tree; return the messages to send."""
         assert self._launched, "a result without its batch"
         batch = self._launched.popleft()
         assert batch.step == result.step, "a result of another step"
@@ -348,7 +348,7 @@ class Scheduler:
             self._rows_out.add(req, (token_id,), None)
 
     def _finish(self, req: Req, finish: Finish, token_ids: tuple[int, ...] = ()) -> None:
-        """The one way out: tells once, and frees all as soon as no launched step holds it."""
+        """End a request: report it once, and free it as soon as no launched step uses it."""
         self._queue_limits.end(req)
         self._waiting.end(req)
         self._rows_out.add(req, token_ids, finish)
@@ -366,19 +366,19 @@ class Scheduler:
         req.move(ReqState.FINISHED, why)
         del self._reqs[req.rid]
 
-    # -- what others see
+    # -- state for callers
 
     @property
     def idle(self) -> bool:
-        """Nobody is served, and everybody who was has been told of it."""
+        """Whether no request waits or runs and no output row is unsent."""
         return not self._reqs and not self._rows_out
 
     def check(self) -> None:
-        """Raises ConservationError if a page, lock or row is lost or owned twice."""
+        """Raise ConservationError if a page, lock or row is lost or owned twice."""
         check_conservation(self._kv, self._running.values())
 
     def on_idle(self, report: Callable[[str], None]) -> bool:
-        """Start afresh and audit a slice of the books; False when all has been looked at."""
+        """Reset the new-token ratio and audit a slice of the pool; False when the audit is done."""
         self._admission.ratio.reset()
         return self.audit.go_on(self.totals, report)
 
@@ -387,7 +387,7 @@ class Scheduler:
         return self.totals.snapshot(seq, counts, self._kv, self._admission.ratio.value)
 
     def take_kv_events(self) -> list[KVEvent]:
-        """What the prefix tree stored and removed since the last call; nothing unless wanted."""
+        """Take the prefix tree's events since the last call; empty unless kv_events is set."""
         return self._kv.events.take() if self._kv.events is not None else []
 
     def _outputs(self) -> list[ToDetokenizer]:

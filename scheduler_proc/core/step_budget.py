@@ -1,7 +1,7 @@
-"""StepBudget: how many prompt tokens a step computes beside the requests that decode. PURE.
+"""StepBudget: how many prompt tokens a step computes beside its decodes. PURE.
 
-Owned by core/scheduler.py, which reports how long steps took. Each prompt token in a step makes all
-running answers wait longer for their next token, so a step is filled up to a goal for that wait.
+Owned by core/scheduler.py, which reports how long steps took. Each prompt token in a step delays
+the next token of all running answers, so a step is filled up to a goal for that delay.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from ...wire.scheduling_config import SchedulingConfig
 from .schedule_batch import ScheduleBatch
 from .step_times import StepTimes
 
-# Unless --decode-gap-ms says otherwise, a step with prompts may take so many times what its decodes
-# would take alone (docs/scheduling.md says why 3), and always LEAST_GAP: nobody reads faster than
-# 50 tokens a second.
+# Without --decode-gap-ms, a step with prompts may take GAP_FACTOR times as long as its decodes
+# alone (docs/scheduling.md says why 3), and always LEAST_GAP seconds: people read no faster than 50
+# tokens a second.
 GAP_FACTOR = 3.0
 LEAST_GAP = 20e-3
-# Prompts get at least this share of the time of the decodes beside them, whatever the goal: where
-# decodes alone take all of it, the queue still drains.
+# Prompts get at least this share of the decodes' time, even where decodes alone exceed the goal, so
+# that the queue drains.
 PROGRESS = 0.25
-# Steps that are all filled up to the goal do not tell what decodes alone would take, so after this
-# many in a row one computes a page of prompts only.
+# Steps that are all filled up to the goal do not show what decodes alone would take, so after this
+# many in a row one step computes only a page of prompt.
 PROBE_AFTER = 16
 
 
@@ -45,7 +45,7 @@ class StepBudget:
         self.times = StepTimes()
 
     def beside(self, num_decodes: int) -> Budget:
-        """For a step with so many decodes. Always at least a page, so that prompts get on."""
+        """The budget beside `num_decodes` decodes: at least a page, so that prompts progress."""
         tokens = self._most - num_decodes
         if num_decodes and self._cuts:
             if self._mixed is None:
@@ -56,7 +56,7 @@ class StepBudget:
         return Budget(max(self._page_size, tokens), self._cuts)
 
     def after_step(self, batch: ScheduleBatch, seconds: float | None) -> None:
-        """A step has come back after so many seconds; None: nobody has measured it."""
+        """Learn from a step that took `seconds`; None: it was not measured."""
         if seconds is None:
             return
         decodes = len(batch.decodes)

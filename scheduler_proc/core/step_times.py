@@ -1,4 +1,4 @@
-"""StepTimes: how long a step takes, learned from the steps that were measured. PURE.
+"""StepTimes: predicts the duration of a step from measured steps. PURE.
 
 Owned by core/step_budget.py. Seconds come in as arguments: the same steps with the same seconds
 give the same model, so a replay decides as the server did. No clock and no policy enter.
@@ -7,16 +7,16 @@ give the same model, so a replay decides as the server did. No clock and no poli
 import math
 from itertools import combinations
 
-# Before anything is known: a step, a row that decodes, a prompt token. The seconds matter less than
-# their ratios, which let a first mixed step compute some hundred prompt tokens.
+# Seconds per step, per decode and per prompt token before any measurement. Their ratios matter more
+# than the seconds: they let a first mixed step compute some hundred prompt tokens.
 PRIOR = (10e-3, 0.1e-3, 0.1e-3)
-_SHORTEST, _LONGEST = 1e-6, 3600.0  # seconds that a step is taken to have lasted
-# A step counts 1/e once 32 others of its kind have been measured, or 512 of the other kinds: after
-# a long time of decodes alone the model still knows what a prompt token costs.
+_SHORTEST, _LONGEST = 1e-6, 3600.0  # bounds that a measured time is clamped to, in seconds
+# A step's weight falls to 1/e after 32 more steps of its kind, or 512 of the other kinds: after
+# many steps of decodes alone the model still knows the cost of a prompt token.
 _KEEP_OWN, _KEEP_OTHERS = 1 - 1 / 32, 1 - 1 / 512
-_STAY = 0.1  # weight of the last fit beside 1 for a step: what no step tells stays as it was
-# A result that was read late makes its own step look long and the next one short. Short ones have
-# large weights, so after this many of a kind none counts as less than half of what was predicted.
+_STAY = 0.1  # weight of the last fit (a step's is 1): coefficients without data keep their value
+# A result that is read late makes its own step look long and the next one short. Short ones weigh
+# most, so after this many steps of a kind a time is raised to at least half of the predicted one.
 _TRUSTED = 8
 _SUBSETS = [held for size in (3, 2, 1) for held in combinations(range(3), size)]
 
@@ -25,11 +25,11 @@ Matrix = list[Vector]
 
 
 class StepTimes:
-    """seconds = step + decode * decodes + prompt_token * prompt tokens; none is ever negative.
+    """seconds = step + decode * decodes + prompt_token * prompt tokens, coefficients >= 0.
 
-    A least-squares fit in which each step has the weight 1 / (measured * predicted). So a step that
-    took far too long, because kernels were compiled or another process had the cores, pulls no more
-    than any other, and long steps do not drown short ones.
+    A least-squares fit in which each step has the weight 1 / (measured * predicted), so that an
+    outlier (kernels were compiled, another process had the cores) pulls no more than any other step
+    and long steps do not dominate short ones.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class StepTimes:
         return max(_SHORTEST, seconds)
 
     def observe(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        """A step of this size took so long. What is not a time above 0 is ignored."""
+        """Learn from a measured step. Seconds that are not positive and finite are ignored."""
         if not 0 < seconds < math.inf:
             return
         predicted = self.predict(decodes, prompt_tokens)
@@ -69,14 +69,14 @@ class StepTimes:
 
 
 class _Kind:
-    """What is kept of the steps that only decode, that only compute prompts, or that do both."""
+    """Weighted sums over the steps of one kind: decodes only, prompts only, or both."""
 
     __slots__ = ("products", "seen", "sums")
 
     def __init__(self) -> None:
-        self.products: Matrix = [[0.0] * 3 for _ in range(3)]  # of sizes with sizes, weighted
+        self.products: Matrix = [[0.0] * 3 for _ in range(3)]  # sum of weight * size * size
         self.seen = 0
-        self.sums: Vector = [0.0] * 3  # of sizes with seconds, weighted
+        self.sums: Vector = [0.0] * 3  # sum of weight * size * seconds
 
     def fade(self, share: float) -> None:
         self.sums = [share * value for value in self.sums]
@@ -93,8 +93,8 @@ class _Kind:
 def _non_negative_fit(left: Matrix, right: Vector) -> Vector:
     """The x >= 0 that minimises x' left x - 2 right' x; `left` is positive definite, `right` >= 0.
 
-    Some coefficients are 0, the others solve the equations that they are left with: the best of
-    these fits without a negative one is the answer.
+    Fits every subset of the coefficients with the others at 0, and returns the best fit in which
+    none is negative.
     """
     best, lowest = [0.0] * 3, math.inf
     for held in _SUBSETS:
@@ -112,7 +112,7 @@ def _non_negative_fit(left: Matrix, right: Vector) -> Vector:
 
 
 def _solve(left: Matrix, right: Vector, held: tuple[int, ...]) -> Vector:
-    """Of the rows and columns `held` alone, by elimination; negative where rounding prevents it."""
+    """Solve for the coefficients `held` by elimination; all -1 where rounding prevents it."""
     rows = [[*(left[i][j] for j in held), right[i]] for i in held]
     size = len(held)
     for i in range(size):

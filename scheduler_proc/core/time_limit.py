@@ -1,4 +1,4 @@
-"""Deadlines of requests that all have the same limit: so they end in the order they began. PURE.
+"""Deadlines of requests with one common limit, which expire in the order in which they began. PURE.
 
 Used by core/queue_limits.py.
 """
@@ -9,14 +9,14 @@ from collections import OrderedDict
 class TimeLimit:
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self._deadlines: OrderedDict[int, float] = OrderedDict()  # the next one first
+        self._deadlines: OrderedDict[int, float] = OrderedDict()  # by rid, earliest first
 
     def begin(self, rid: int, now: float) -> None:
         if self.seconds is not None:
             self._deadlines[rid] = now + self.seconds
 
     def clear(self, rid: int) -> None:
-        """Does nothing for one that has no deadline, or no more."""
+        """Drop the deadline of a request; do nothing if it has none."""
         self._deadlines.pop(rid, None)
 
     def take_expired(self, now: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""Totals: what the scheduler has counted since its start, and the snapshot of statistics. PURE.
+"""Totals: the scheduler's counters since its start, and the snapshot of statistics. PURE.
 
 Owned by core/scheduler.py.
 """

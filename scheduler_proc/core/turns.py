@@ -1,7 +1,7 @@
-"""Turns: which tenant goes next, among those with a request that this step may start. PURE.
+"""Turns: the next tenant among those with a request that the step may start. PURE.
 
-Owned by core/waiting_queue.py with --fairness vtc. Tenants are filed by adapter and prefix group,
-so that a step passes at once over all who wait for a slot or a prefix that others have.
+Owned by core/waiting_queue.py with --fairness vtc. Tenants are kept by adapter and prefix group, so
+that a step skips at once all that wait only for a taken slot or for a prefix being computed.
 """
 
 from collections.abc import Callable
@@ -9,25 +9,27 @@ from collections.abc import Callable
 from .lazy_heap import Entry, Key, LazyHeap
 from .line import Gate
 
-Part = tuple[int, bytes]  # an adapter and a group
+Part = tuple[int, bytes]  # adapter, prefix group
 
 
 class Turns:
-    """Heaps whose keys may be out of date. Keys only grow, so only the smallest is renewed."""
+    """A heap of tenants per part, and a heap of parts. Keys may be stale: they only grow, so it
+    suffices to renew the smallest.
+    """
 
     def __init__(self, key_of: Callable[[str], Key]) -> None:
-        """`key_of` a tenant that waits: the smallest goes next. It must not fall meanwhile."""
+        """`key_of`: a waiting tenant's key, smallest first; it must not fall while it waits."""
         self._key_of = key_of
         self._parts: dict[Part, LazyHeap[str]] = {}
         self._entries: dict[tuple[str, Part], Entry[str]] = {}
-        self._tops: LazyHeap[Part] = LazyHeap()  # the parts, by a key that is no larger than theirs
+        self._tops: LazyHeap[Part] = LazyHeap()  # keys are at most the part's smallest key
         self._tops_of: dict[Part, Entry[Part]] = {}
-        self._aside: list[tuple[Part, Entry[str]]] = []  # not to be tried again in this step
+        self._aside: list[tuple[Part, Entry[str]]] = []  # popped for the rest of this step
         self._parts_aside: list[Entry[Part]] = []
         self._done: set[str] = set()
 
     def join(self, tenant: str, part: Part) -> None:
-        """The tenant has a request in the part, and had none."""
+        """Add a tenant that now has a request in the part, and had none."""
         key = self._key_of(tenant)
         if part not in self._parts:
             self._parts[part] = LazyHeap()
@@ -45,11 +47,11 @@ class Turns:
             top.key = key
 
     def leave(self, tenant: str, part: Part) -> None:
-        """The tenant has no request in the part any more."""
+        """Remove a tenant that no longer has a request in the part."""
         self._parts[part].remove(self._entries.pop((tenant, part)))
 
     def begin(self) -> None:
-        """A new step: everybody may be tried again."""
+        """Begin a step: all tenants and parts may be tried again."""
         for part, entry in self._aside:
             if entry.live:
                 self._parts[part].put_back(entry)
@@ -64,7 +66,7 @@ class Turns:
         self._done.clear()
 
     def pass_by(self, tenant: str) -> None:
-        """Nothing of the tenant can be tried in this step any more."""
+        """Skip the tenant for the rest of this step."""
         self._done.add(tenant)
 
     def next(self, gate: Gate) -> str | None:
@@ -83,7 +85,7 @@ class Turns:
         return None
 
     def _first(self, part: Part) -> Entry[str] | None:
-        """The tenant of the part that goes next, under the key that it has now."""
+        """The entry of the part's next tenant, with its key renewed."""
         heap = self._parts[part]
         while (entry := heap.peek()) is not None:
             if entry.item in self._done:

@@ -1,8 +1,8 @@
-"""WaitingQueue: who may start next, by policy, age, fairness, prefix groups and look-ahead. PURE.
+"""WaitingQueue: the next requests to start, by policy, age, fairness, prefix groups and look-ahead.
 
-Owned by core/scheduler.py, which tells it of every request that comes, starts, is charged and ends.
-Lines are one per tenant with --fairness vtc, else there is one. What a step costs depends on what
-it tries and on the number of adapters that requests wait for, not on how many requests wait.
+Owned by core/scheduler.py, which reports every request that comes, starts, gets a token or ends.
+There is one line per tenant with --fairness vtc, else one. A step's cost depends on the requests
+that it tries and on the adapters that requests wait for, not on how many requests wait. PURE.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from .req import Req
 from .schedule_policy import MATCH_POLICIES, order_factory
 from .turns import Turns
 
-# Of one group, in a step, where a leader computes what only some of the group share with it. Then
-# the group is left out of the step; others go on.
+# Only some of a group may share a leader's longer prefix, so each one is checked. After this many
+# held requests in a step the rest of the group is left out of it, to bound the step's cost.
 _MAX_PASSED_OVER = 256
 
 
@@ -39,7 +39,7 @@ class WaitingQueue:
             self._turns = Turns(self._turn_of)
         grouped = 0 if settings.disable_radix_cache else settings.prefix_group_tokens
         self._group_tokens = -(-grouped // kv.page_size) * kv.page_size
-        self._prefixes: Counter[bytes] = Counter()  # how many wait with each
+        self._prefixes: Counter[bytes] = Counter()  # waiting requests by prefix digest
         self._step = 0
 
     def __len__(self) -> int:
@@ -48,12 +48,12 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Req]:
         return (waiter.req for waiter in self._waiters.values())
 
-    # -- what the scheduler tells
+    # -- reports from the scheduler
 
     def add(self, req: Req) -> None:
-        """A new request, or one that has been retracted: it keeps its arrival."""
+        """Queue a new request, or a retracted one, which keeps its arrival."""
         waiter = self._waiters[req.rid] = Waiter(req, added=self._step)
-        if not req.retractions:  # else it waits for no prefix
+        if not req.retractions:  # a retracted request waits for no prefix
             self._group(waiter)
         name = self._line_name(req)
         if self._counters is not None and not req.retractions:
@@ -67,7 +67,7 @@ class WaitingQueue:
             self._turns.join(name, part)
 
     def start(self, req: Req) -> None:
-        """A candidate has been admitted."""
+        """Remove an admitted candidate and charge its tenant for the uncached prompt."""
         assert req.kv is not None
         name = self._line_name(req)
         if self._counters is not None and not req.admitted:
@@ -76,12 +76,12 @@ class WaitingQueue:
         self._close(req)
 
     def charge_answer(self, req: Req) -> None:
-        """A token of its answer has been generated."""
+        """Charge the tenant for one generated token."""
         if self._counters is not None:
             self._counters.charge_answer(self._line_name(req))
 
     def end(self, req: Req) -> None:
-        """A request has ended, waiting or not."""
+        """Remove a request that has ended, whether it waited or ran."""
         if req.rid in self._waiters:
             self._lines[self._line_name(req)].remove(self._waiters[req.rid])
             self._close(req)
@@ -92,7 +92,7 @@ class WaitingQueue:
         return "" if self._counters is None else req.tenant
 
     def _group(self, waiter: Waiter) -> None:
-        """Put it into the group of its prefix, if there are others. The first of them is alone."""
+        """Put it into the group of its prefix if others wait with it; the first stays ungrouped."""
         prefix = waiter.prefix = prefix_digest(waiter.req, self._group_tokens)
         if prefix:
             self._prefixes[prefix] += 1
@@ -107,7 +107,7 @@ class WaitingQueue:
             self._counters.join(name)
 
     def _close(self, req: Req) -> None:
-        """The line no longer has it."""
+        """Forget a request that its line has removed, and the line if it is empty."""
         waiter = self._waiters.pop(req.rid)
         if self._index is not None:
             self._index.drop(req)
@@ -125,16 +125,16 @@ class WaitingQueue:
             if self._counters is not None:
                 self._counters.leave(name)
 
-    # -- who goes next
+    # -- candidates of a step
 
     def candidates(
         self, now: int, extending: Iterable[Req], lacks_slot: LacksSlot
     ) -> Iterator[Req]:
-        """Requests that may start, best first; ends where the pool is to be held for one of them.
+        """Yield requests that may start, best first, until the pool must be held for one of them.
 
-        The caller admits a candidate (`start`) or finds that it does not fit, and only then asks
-        for the next one. `extending`: of whose prompts this step or a launched one computes a
-        piece. Who lacks a slot for its adapter is passed over, as are those who wait for a prefix.
+        The caller admits a candidate (`start`) or finds that it does not fit before it asks for the
+        next. `now`: tokens computed so far. `extending`: requests with a prompt chunk in this step
+        or a launched one. Requests that lack an adapter slot or wait for a prefix are skipped.
         """
         self._refresh()
         self._step += 1
@@ -146,13 +146,13 @@ class WaitingQueue:
         gate = Gate(lacks_slot)
         for waiter in self._in_order(now, gate):
             req = waiter.req
-            # Who has been let by too often, or whose answer has begun, lets nobody by.
+            # An overdue or retracted request is not held for a prefix, and none may overtake it.
             urgent = req.retractions > 0 or self._lines[self._line_name(req)].is_overdue(req)
             held_from = None if urgent else leaders.held_from(req)
             if held_from is not None:
                 passed[waiter.group] += 1
                 if held_from == 0 or passed[waiter.group] >= _MAX_PASSED_OVER:
-                    gate.shut_group(waiter.group)  # from 0 on: a leader of all who are in it
+                    gate.shut_group(waiter.group)  # 0: the leader computes the whole group's prefix
                 else:
                     waiter.try_next_of_group()
                 continue
@@ -173,7 +173,7 @@ class WaitingQueue:
                 line.move(self._waiters[req.rid], self._index.file(req))
 
     def _in_order(self, now: int, gate: Gate) -> Iterator[Waiter]:
-        """Each once. Who comes back to the queue meanwhile is not among them."""
+        """Yield each waiting request at most once; not those retracted in this step."""
         if self._turns is None:
             if (line := self._lines.get("")) is not None:
                 line.begin(self._step, now)

@@ -1,1 +1,1 @@
-"""The runner: the model, its KV buffers and the sampler. torch; driven by the event loop alone."""
+"""The runner: model, KV buffers and sampler, in torch. Called only by the event loop."""

@@ -1,7 +1,7 @@
 """CudaGraphRunner: decode steps captured once for a ladder of batch sizes, and replayed padded.
 
-Owned by the device runner. Capturing and replaying are the device's (device.py); which graph serves
-a step, and why none does, is decided here.
+Owned by the device runner. The device (device.py) captures and replays; this decides which graph
+serves a step, and gives the reason where none does.
 """
 
 import logging
@@ -27,14 +27,14 @@ class GraphKey(NamedTuple):
 
 class Choice(NamedTuple):
     key: GraphKey | None
-    reason: str  # of running eagerly; of a graph its name
+    reason: str  # why the step runs eagerly, or the graph's name
 
 
-Forward = Callable[[GraphKey], torch.Tensor]  # logits [size, vocab] of what the buffers hold
+Forward = Callable[[GraphKey], torch.Tensor]  # logits [size, vocab] of the step in the buffers
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes worth a graph: padding adds at most a quarter, or three rows."""
+    """Batch sizes to capture: padding adds at most a quarter, or three rows."""
     spans = ((1, 4, 1), (4, 32, 4), (32, 64, 8), (64, 128, 16), (128, largest, 32))
     steps = chain.from_iterable(range(*span) for span in spans)
     return sorted({size for size in steps if size < largest} | {largest}) if largest else []
@@ -46,18 +46,18 @@ class CudaGraphRunner:
         self._device = device
         self._sizes = sizes
         self._with_lora = with_lora
-        self._stream = device.capture_stream()  # all graphs here end together
+        self._stream = device.capture_stream()  # one for all: these graphs are freed together
         self._graphs: dict[GraphKey, Graph] = {}
 
     def keys(self) -> list[GraphKey]:
-        """Largest first: the smaller ones then fit into the memory of the largest."""
+        """Keys to capture, largest first: the smaller ones then reuse the memory of the largest."""
         kinds = (True, False) if self._with_lora else (False,)
         return [GraphKey(size, lora) for size in reversed(self._sizes) for lora in kinds]
 
     def capture(self, prepare: Callable[[GraphKey], None], forward: Forward) -> None:
-        """Capture every key. The buffers that `forward` reads must stay where they are.
+        """Capture every key. The buffers that `forward` reads must keep their addresses.
 
-        `prepare` leaves in them a step that can be computed.
+        `prepare` fills them with a step that can be computed.
         """
         for key in tqdm(self.keys(), desc="graphs", leave=False, disable=None):
             prepare(key)
@@ -66,7 +66,7 @@ class CudaGraphRunner:
             log.info("captured %d graphs, for up to %d rows", len(self._graphs), self._sizes[-1])
 
     def choose(self, batch: ModelWorkerBatch) -> Choice:
-        """The smallest graph that holds the step."""
+        """Choose the smallest graph that holds the step, or none, with the reason."""
         if batch.mode is not ForwardMode.DECODE:
             return Choice(None, f"eager: {batch.mode.value}")
         if not self._sizes:
@@ -78,7 +78,7 @@ class CudaGraphRunner:
         return Choice(key, f"graph {key.size}{' lora' if key.lora else ''}")
 
     def replay(self, key: GraphKey) -> torch.Tensor:
-        """Logits [key.size, vocab], valid until the next replay."""
+        """Replay a graph; return logits [key.size, vocab], valid until the next replay."""
         graph = self._graphs[key]
         graph.replay()
         return graph.output

@@ -1,7 +1,7 @@
-"""The device that a step runs on: buffers, copies with events, captured graphs, free memory.
+"""Device: buffers, copies with events, captured graphs and free memory of a CUDA device.
 
-The seam of the device path: CudaDevice is the only code that names streams and graphs. Tests run
-everything above it on a stand-in that computes at once and replays a graph by calling its function.
+CudaDevice is the only code that names streams and graphs. Tests run everything above it on a
+stand-in that computes at once and replays a graph by calling its function.
 """
 
 import weakref
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-Wait = Callable[[], None]  # blocks until what was asked for has happened
-Read = Callable[[], torch.Tensor]  # blocks until a copy has arrived, and gives it
+Wait = Callable[[], None]  # blocks until an upload has been read
+Read = Callable[[], torch.Tensor]  # blocks until a copy has arrived, and returns it
 
 
 class Graph(Protocol):
@@ -27,27 +27,26 @@ class Device(Protocol):
     name: str  # as torch spells it
 
     def host_buffer(self, size: int) -> torch.Tensor:
-        """[size] int32 in memory that the device can copy from by itself."""
+        """[size] int32 in memory from which the device can copy asynchronously (pinned)."""
         ...
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> Wait:
-        """Copy before all that is launched later; the source may change after the wait."""
+        """Copy ahead of all later launches; `source` may change after the wait."""
         ...
 
     def download(self, source: torch.Tensor) -> Read:
-        """Copy what earlier launches leave in `source`, beside those that come later."""
+        """Copy the result of earlier launches in `source` while later ones run."""
         ...
 
     def beside(self, work: Callable[[], None]) -> None:
-        """Run copies beside the steps launched so far; later ones come after them."""
+        """Run copies while earlier steps run; later steps wait for them."""
         ...
 
     def capture_stream(self) -> int:
         """Make a stream for the captures of one owner, and return its number.
 
-        Graphs that are captured over one stream share the workspace of its libraries, and when one
-        of them goes, the workspace may go too. So graphs that end at different times are captured
-        over different streams.
+        Graphs captured over one stream share its library workspace, and freeing one of them may
+        free the workspace. So graphs that are freed at different times need different streams.
         """
         ...
 
@@ -58,7 +57,7 @@ class Device(Protocol):
     def free_bytes(self) -> int: ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """What `run` needs at its peak beyond what is allocated before it."""
+        """Peak memory of `run` in bytes, beyond what was allocated before it."""
         ...
 
 
@@ -83,7 +82,7 @@ class CudaDevice:
         return done.synchronize
 
     def download(self, source: torch.Tensor) -> Read:
-        source = source.clone()  # which the next step will not overwrite
+        source = source.clone()  # a copy that the next step does not overwrite
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
@@ -108,14 +107,14 @@ class CudaDevice:
         return len(self._capture_streams) - 1
 
     def capture(self, run: Callable[[], torch.Tensor], stream: int) -> "CudaGraph":
-        if not self._graphs:  # torch takes no graph into a pool whose graphs have all gone
+        if not self._graphs:  # torch captures no graph into a pool whose graphs were all freed
             self._pool = torch.cuda.graph_pool_handle()
         graph = CudaGraph(run, self._pool, self._capture_streams[stream])
         self._graphs.add(graph)
         return graph
 
     def free_bytes(self) -> int:
-        """Of the device, with what torch keeps cached given back first."""
+        """Free bytes of the device, after torch's cache is released."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
@@ -132,11 +131,10 @@ class CudaDevice:
 class CudaGraph:
     """A captured graph, with the output that each replay overwrites.
 
-    `run` goes twice over the stream of the capture before it is captured, because kernels are
-    compiled and cuBLAS makes the workspace of a stream (32 MiB) at their first use. A workspace
-    made within a capture would lie in the memory of the graphs. Torch 2.13 and later free the
-    workspace of the stream when a graph is reset; then a graph that was captured over the same
-    stream and is still replayed would write into freed memory.
+    `run` runs twice on the capture's stream first, because kernels are compiled and cuBLAS makes
+    the stream's workspace (32 MiB) at their first use: a workspace made within a capture would lie
+    in the graphs' memory. Torch 2.13 and later free the stream's workspace when a graph is reset;
+    another graph of that stream that is still replayed would then write into freed memory.
     """
 
     def __init__(

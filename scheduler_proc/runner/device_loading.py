@@ -1,7 +1,7 @@
-"""From a model on a device to a DeviceModelRunner: what must be kept free, the KV pool, the graphs.
+"""Make a DeviceModelRunner from a model on a device: size the KV pool and capture the graphs.
 
-Called once, at start-up. The order matters: activations and graphs are measured over a KV cache of
-one page before the pool is sized, so that neither a long prompt nor a capture finds no memory.
+Called once, at start-up. The order matters: activations and graphs are measured with a KV cache of
+one page before the pool is sized, so that a long prompt or a capture never runs out of memory.
 """
 
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class DeviceSource:
-    """A loaded model and what is to be built around it."""
+    """A loaded model, and the settings of the runner to build around it."""
 
     model: LlamaForCausalLM
     kv_dtype: torch.dtype
@@ -46,7 +46,7 @@ class DeviceSource:
 def make_device_runner(
     device: Device, source: DeviceSource, scheduling: SchedulingConfig, execution: ExecutionConfig
 ) -> DeviceModelRunner:
-    """Raises ModelError when no KV pool that is useful fits beside weights, graphs and a step."""
+    """Raises ModelError when no useful KV pool fits beside weights, graphs and activations."""
     return _Builder(device, source, scheduling, execution).build()
 
 
@@ -116,10 +116,10 @@ class _Builder:
         return runner
 
     def _warm_up(self) -> None:
-        """Kernels are compiled at their first use: here, and not under a request."""
+        """Use every kernel once, so that it is compiled now and not while a request waits."""
         self._sampler.warm_up(self._source.model.spec.vocab_size)
         self._pad_columns(GraphKey(1, lora=False))
-        chunks = (0, 1) if self._facts.max_loras else (0,)  # an empty one
+        chunks = (0, 1) if self._facts.max_loras else (0,)  # the chunk is empty
         for count in chunks:
             self._forward(Layout(1, 1, 1, 0, count, count))
             self._forward(Layout(1, 1, 1, 1, count, count))
@@ -137,7 +137,7 @@ class _Builder:
         )
 
     def _state_over(self, pages: int) -> DeviceState:
-        """Buffers for so many pages. Row R of the page table is padding and stays all 0."""
+        """Buffers for `pages` pages. The last row of the page table is padding and stays all 0."""
         facts, shape, device = self._facts, self._kv_shape, self._device.name
         size = (pages * facts.page_size, shape.num_kv_heads, shape.head_dim)
         caches = [
@@ -159,7 +159,7 @@ class _Builder:
         )
 
     def _compute_largest(self) -> None:
-        """A step of the most tokens and the most logits, as prompts of padding rows."""
+        """Compute the largest step, as prompts in the padding row."""
         facts, budget = self._facts, self._largest.tokens - self._largest.requests
         lengths = list(_pieces(budget, facts.context_length, facts.max_running_requests))
         layout = Layout(sum(lengths), len(lengths), len(lengths), 0)
@@ -174,15 +174,15 @@ class _Builder:
         self._forward(layout)
 
     def _graph_bytes(self) -> int:
-        """What capturing takes: the two largest are measured and given up again.
+        """Estimate the bytes of all graphs: capture the two largest, measure, and free them again.
 
-        The first brings the memory that all share, every further one about as much as the second.
+        The first includes the memory that all share; every further one takes about the second's.
         """
         keys = self._graphs.keys()
         before = self._device.free_bytes()
         used = [before]
         captured = []
-        stream = self._device.capture_stream()  # these graphs end before the runner's are captured
+        stream = self._device.capture_stream()  # its own: these graphs are freed before the others
         for key in keys[:2]:
             self._pad_columns(key)
             captured.append(self._device.capture(partial(self._forward_captured, key), stream))
@@ -192,7 +192,7 @@ class _Builder:
         return before - used[1] + (used[1] - used[2]) * (len(keys) - 1)
 
     def _pad_columns(self, key: GraphKey) -> None:
-        """A step of nothing but padding, for the runs before a capture."""
+        """Fill the columns with a step of padding only, to run before and in a capture."""
         self._columns.zero_()
         columns = StepColumns.of(self._columns, captured_layout(key, self._facts.max_loras))
         columns.token_rows.fill_(NO_ROW)
@@ -202,7 +202,7 @@ class _Builder:
         columns.sample_rows.fill_(NO_ROW)
 
     def _forward_captured(self, key: GraphKey) -> torch.Tensor:
-        """Logits of all captured steps go to one place: one of them is replayed at a time."""
+        """Compute logits into the buffer that all graphs share: one graph is replayed at a time."""
         out = self._logits[: key.size]
         out.copy_(self._forward(captured_layout(key, self._facts.max_loras)))
         return out
@@ -212,7 +212,7 @@ class _Builder:
 
 
 def _pieces(total: int, longest: int, most: int) -> Iterator[int]:
-    """`most` lengths up to `longest`, as even as can be, that sum to `total` or come near it."""
+    """Yield up to `most` even lengths, none above `longest`, that sum to `total` if possible."""
     for left in range(most, 0, -1):
         length = min(-(-total // left), longest)
         if length <= 0:

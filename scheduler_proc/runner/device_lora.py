@@ -1,7 +1,7 @@
 """DeviceLoRASlots: the low-rank matrices of every adapter slot, stacked for the kernels.
 
-Owned by the device runner. LoRAMemoryPool says which adapter a slot holds; this copies it there,
-beside the steps that run, since no launched step reads a slot that is written.
+Owned by the device runner. LoRAMemoryPool says which adapter a slot holds; this copies it to the
+device while steps run, since no launched step reads a slot that is written.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from ...kernels.lora import LoRALinear
 from ..models.config import ModelSpec
 from ..models.lora import EMBED, HEAD, Key, LoRAAdapter, LoRAModule, map_sizes
 
-# The maps that share an input lie side by side, under the name of the first.
+# Maps that share an input are stacked, under the name of the first.
 _GROUPS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 
 
 class DeviceLoRASlots:
-    """`linears` by (layer, first part), [slots + 1, ...] each: slot 0 is no adapter."""
+    """`linears` by (layer, first part), each [slots + 1, ...]; slot 0 is the base model's zeros."""
 
     def __init__(
         self, spec: ModelSpec, num_slots: int, max_rank: int, dtype: torch.dtype, device: str
@@ -50,7 +50,7 @@ class DeviceLoRASlots:
         return sum(linear.a.nbytes + linear.b.nbytes for linear in self.linears.values())
 
     def put(self, slot: int, adapter: LoRAAdapter | None) -> None:
-        """Copy an adapter into a slot; None leaves zeros, whatever was there before."""
+        """Copy an adapter into a slot; None clears the slot to zeros."""
         for key, linear in self.linears.items():
             linear.a[slot].zero_()
             linear.b[slot].zero_()
@@ -71,7 +71,7 @@ class DeviceLoRASlots:
 
 
 def staged(adapter: LoRAAdapter, dtype: torch.dtype, *, pinned: bool) -> LoRAAdapter:
-    """An adapter as it waits on the host for a slot: in the model's type, ready to be copied."""
+    """Convert an adapter to the model's type on the host, pinned if asked, ready to copy."""
 
     def stage(matrix: torch.Tensor) -> torch.Tensor:
         matrix = matrix.to(dtype)

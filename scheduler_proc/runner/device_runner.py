@@ -1,9 +1,9 @@
 """DeviceModelRunner: launches the ModelWorkerBatch of a step on a device, reads its tokens later.
 
 Owned by the event loop. Owns the model, the KV buffers, the page table, the graphs and the sampler
-of one device. Launching never waits for the device: a step's numbers go over in one copy, decode
-inputs are the tokens that the step before left there, and what was sampled comes back beside the
-steps that follow. No policy enters.
+of one device. Launching never waits for the device: a step's columns are uploaded in one copy,
+decode inputs are the tokens that the last step left on the device, and sampled ids are downloaded
+while later steps run. No policy enters.
 """
 
 from collections import deque
@@ -27,17 +27,17 @@ from .kv_pool import SlotTable
 from .lora_pool import LoRAMemoryPool
 from .step_columns import StepPlan, decode_layout
 
-HOST_BUFFERS = 3  # two steps in flight, one being written
+HOST_BUFFERS = 3  # two for steps in flight, one to write
 
 
 @dataclass(slots=True, frozen=True)
 class DeviceStep:
     step: int
-    how: str  # graph or eager, and why: for the log
+    how: str  # graph or eager, with the reason, for the log
     _read: Read
 
     def result(self) -> BatchResult:
-        """Waits for the step's tokens."""
+        """Wait for the step's sampled ids."""
         return BatchResult(self.step, self._read().tolist())
 
 
@@ -52,7 +52,7 @@ class DeviceModelRunner:
         sampler: DeviceSampler,
         facts: RunnerFacts,
     ) -> None:
-        """`graphs` is captured by then, over `state` and `columns`; see device_loading.py."""
+        """`graphs` is captured over `buffers`, the state and the columns; see device_loading.py."""
         self.facts = facts
         self._device = device
         self._model = model
@@ -66,9 +66,9 @@ class DeviceModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run the copies that surround a step, so that their kernels are loaded by then.
+        """Run the copies around a step once, so that their kernels are loaded before a request.
 
-        Nothing that a request reads is changed: the page is that of padding, and slot 1 is empty.
+        Changes nothing that a request reads: it writes the padding row's page and empty slot 1.
         """
         self._copy_pages({(self._pad_row, 0): 0})
         if self.facts.max_loras:
@@ -80,7 +80,7 @@ class DeviceModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> DeviceStep:
-        """An id of -1 in the result means that this row alone has failed."""
+        """Launch one step. An id of -1 in its result means that only this row failed."""
         self._sampler.open(batch.opened)
         self._set_pages(batch.new_pages)
         self._write_adapters(batch.new_loras)
@@ -96,7 +96,7 @@ class DeviceModelRunner:
 
     @property
     def caches(self) -> list[torch.Tensor]:
-        """Keys and values of all layers, for checks that write into pages that nobody holds."""
+        """Keys and values of all layers, for checks that write to free pages."""
         return [*self._state.k_cache, *self._state.v_cache]
 
     def _sample(
@@ -118,18 +118,18 @@ class DeviceModelRunner:
 
     @property
     def _pad_row(self) -> int:
-        """The row after all others, whose pages are never set."""
+        """The page table row after all others; its pages stay 0, the padding page."""
         return self.facts.max_running_requests
 
     def _set_pages(self, new_pages: list[tuple[int, int, int]]) -> None:
         if not new_pages:
             return
         self._slots.set_pages(new_pages)
-        # Of two entries for one place the later counts; a scatter keeps no order.
+        # The last entry for a place must win, and a scatter keeps no order: the dict drops earlier.
         self._copy_pages({(row, index): page for row, index, page in new_pages})
 
     def _copy_pages(self, pages: dict[tuple[int, int], int]) -> None:
-        """Write pages into the device's table, by row and index."""
+        """Write pages, keyed by (row, index), to the device's page table."""
         numbers = np.array([(*place, page) for place, page in pages.items()], dtype=np.int64)
         table = self._state.page_table
         places = numbers[:, 0] * table.shape[1] + numbers[:, 1]
@@ -155,7 +155,7 @@ class DeviceModelRunner:
 @dataclass(slots=True)
 class _HostBuffer:
     numbers: torch.Tensor
-    wait: Wait = lambda: None  # until the device has read it
+    wait: Wait = lambda: None  # blocks until the device has read `numbers`
 
 
 def captured_layout(key: GraphKey, max_loras: int) -> Layout:
@@ -163,7 +163,7 @@ def captured_layout(key: GraphKey, max_loras: int) -> Layout:
 
 
 def largest_layout(facts: RunnerFacts, scheduling: SchedulingConfig) -> Layout:
-    """No step is larger. A prompt exceeds the budget only where none is cut, up to the context."""
+    """The layout of the largest possible step. Without chunking, a prompt may exceed the budget."""
     requests = facts.max_running_requests
     budget = scheduling.max_prefill_tokens
     if scheduling.chunked_prefill_size:

@@ -1,11 +1,11 @@
-"""The sampler of a CUDA device: the rows' state lies there, and a token is chosen without the host.
+"""DeviceSampler: the sampler of a CUDA device, with the rows' state on the device.
 
-Owned by the model runner, which imports it only where there is such a device: it needs triton.
-It keeps what Sampler keeps, and gives the same ids; formulas and their order are in
-kernels/sampling.py. Nothing here waits for the device. `sample` can be captured in a graph: it
-works in buffers that stay, and what it launches depends on `Needs` and shapes alone.
+Owned by the device runner, which is imported only for a CUDA device: it needs triton. It keeps what
+Sampler keeps, and gives the same ids; formulas and their order are in kernels/sampling.py. Nothing
+here waits for the device. `sample` can be captured in a graph: its buffers are static, and what it
+launches depends only on `Needs` and shapes.
 
-All calls belong on one stream: a row is opened after the steps of its former request.
+All calls use one stream, so that a row is opened after the steps of its former request.
 """
 
 from array import array
@@ -25,30 +25,30 @@ from ...wire.limits import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from ...wire.sampling import SamplingParams
 from ..worker_batch import RowOpen
 
-# Of a row: its bias, its stop ids, and the model's own end tokens.
+# Most edits of a row: its biases, its stop ids, and the model's own end tokens.
 MAX_EDITS = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 84
 
 
 @dataclass(slots=True, frozen=True)
 class _RowState:
-    """What the device's tables hold of a row that was opened."""
+    """The contents of the device's tables for one opened row."""
 
     row: int
-    level: int  # in the ladder of needs
+    level: int  # index in LADDER
     floats: list[float]
     ints: list[int]
-    ids: list[int]  # of edits, with their values, and where those of a chunk start
-    values: list[float]
-    starts: list[int]
-    history: tuple[NDArray[np.int64], NDArray[np.int32]] | None  # ids and what is noted of each
+    ids: list[int]  # of edits
+    values: list[float]  # of edits
+    starts: list[int]  # index of each chunk's first edit
+    history: tuple[NDArray[np.int64], NDArray[np.int32]] | None  # ids and their history words
 
 
 class DeviceSampler:
-    """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are never seen.
+    """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are ignored.
 
-    A step has at most `num_rows` rows, with its padding.
-    `last_tokens` [num_rows] int32, on the device: what each row sampled last, the input of its next
-    decode. `chunk` and `listed` are the kernels' (small vocabularies in tests want small ones).
+    A step has at most `num_rows` rows, padding included. `last_tokens` [num_rows] int32, on the
+    device: the last id sampled by each row, the input of its next decode. `chunk` and `listed` are
+    kernel sizes, smaller in tests with small vocabularies.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class DeviceSampler:
         self._vocab_size = vocab_size
         self._device = device
         self._work = kernel.workspace(num_rows, vocab_size, device, chunk, listed)
-        self._spare_row = num_rows  # opened to warm up, never sampled
+        self._spare_row = num_rows  # opened by warm_up, never sampled
         self._tables = kernel.row_tables(num_rows + 1, self._work, MAX_EDITS)
         self._next_ids = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self._levels: list[int | None] = [None] * (num_rows + 1)  # in the ladder of needs
+        self._levels: list[int | None] = [None] * (num_rows + 1)  # index in LADDER by row
         self._edited = [False] * (num_rows + 1)
-        # Made at once, so that what is measured as free at the start has room for all rows.
+        # Allocated for all rows at once, before the free memory is measured for the KV pool.
         self._histories = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int32, device=device)
         self.last_tokens = self._tables.last_tokens[:num_rows]
 
     def open(self, opened: Sequence[RowOpen]) -> None:
-        """Start the state of rows anew, with one copy to the device for all of them.
+        """Reset the state of rows, with one copy to the device for all of them.
 
-        Of two openings of one row the later counts. Raises ValueError for a row that draws without
-        a seed or has too many edits; then nothing has changed.
+        Of two RowOpens of one row the later wins. Raises ValueError for a row that draws without a
+        seed or has too many edits, and then changes nothing.
         """
         states = [self._state(one) for one in {one.row: one for one in opened}.values()]
         if not states:
@@ -106,7 +106,7 @@ class DeviceSampler:
     def _columns(
         self, states: list[_RowState], edited: list[_RowState], penalised: list[_RowState]
     ) -> list[NDArray[Any]]:
-        """What `open` copies: columns of all rows, of the edited and of the penalised ones."""
+        """The arrays that `open` copies: of all rows, of the edited and of the penalised ones."""
         room = self._tables.edit_ids.shape[1]
         histories = [state.history for state in penalised if state.history is not None]
         return [
@@ -134,7 +134,7 @@ class DeviceSampler:
         ]
 
     def _state(self, opened: RowOpen) -> _RowState:
-        """Compute on the host what the tables of a row will hold."""
+        """Compute the table contents of a row, on the host."""
         row, sampling = opened.row, opened.sampling
         how = self._draw(opened)
         generated = len(opened.output_ids)
@@ -169,7 +169,7 @@ class DeviceSampler:
         return _RowState(row, level, floats, ints, ids, values, starts, history)
 
     def needs(self, rows: Sequence[int]) -> Needs:
-        """What covers a step of these rows. ValueError for one that was never opened."""
+        """The Needs that cover a step of these rows. Raises ValueError for an unopened row."""
         highest = 0
         for row in rows:
             level = self._levels[row]
@@ -179,7 +179,7 @@ class DeviceSampler:
         return LADDER[highest]
 
     def warm_up(self, width: int) -> None:
-        """Run all that sampling and opening run, so that nothing is loaded under a request.
+        """Run everything that `open` and `sample` launch, so that no request waits for a compile.
 
         Kernels are compiled for float32 logits of `width` columns.
         """
@@ -197,11 +197,11 @@ class DeviceSampler:
         needs: Needs,
         allowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The next ids [S] int32 of `rows` [S] int32 on the device, FAILED (-1) among them.
+        """Choose the next ids [S] int32 of `rows` [S] int32, on the device; FAILED (-1) if none.
 
-        logits: [S, >= vocab_size], float32 or 16 bit. A row of -1 pads: its id means nothing and
-        nothing is noted of it. `needs` must cover every row of the step. `allowed` is a grammar's
-        mask, by row. The ids lie in a buffer that the next call writes again.
+        logits: [S, >= vocab_size], float32 or 16 bit. A row of -1 is padding: its id is undefined
+        and no state changes. `needs` must cover every row of the step. `allowed` is a grammar's
+        mask, by row. The returned buffer is overwritten by the next call.
         """
         next_ids = self._next_ids[: rows.shape[0]]
         kernel.sample(
@@ -225,7 +225,7 @@ class DeviceSampler:
         )
 
     def _history(self, opened: RowOpen) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Ids that occurred and the history of each, as kernel.row_columns describes it."""
+        """The ids that occurred, and the history word of each (kernels/cuda/sampling.py)."""
         output = np.array(opened.output_ids, dtype=np.int64)
         occurred = np.concatenate([np.array(opened.prompt_ids, dtype=np.int64), output])
         ids = np.unique(occurred[occurred < self._vocab_size])
@@ -233,10 +233,10 @@ class DeviceSampler:
         return ids, (2 * generated + 1).astype(np.int32)
 
     def _brought(self, columns: list[NDArray[Any]]) -> list[torch.Tensor]:
-        """Copy the bytes of all columns to the device at once; each comes back as [n] int32.
+        """Copy the bytes of all columns to the device in one copy; return each as [n] int32.
 
-        Pinned: from there a copy does not wait, and torch keeps the memory until it is read. Each
-        column begins at a multiple of 8 bytes, so that it can be viewed as int64.
+        From pinned memory the copy does not block, and torch keeps that memory until it is read.
+        Each column begins at a multiple of 8 bytes, so that it can be viewed as int64.
         """
         words = [column.reshape(-1).view(np.int32) for column in columns]
         begins = list(accumulate((len(one) + len(one) % 2 for one in words), initial=0))

@@ -1,4 +1,4 @@
-"""What a runner is to the process around it: its facts, which never change, and what it does."""
+"""Runner: the interface of a runner to the event loop, and RunnerFacts, which never change."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,11 +13,11 @@ class RunnerFacts:
     context_length: int
     page_size: int
     max_total_tokens: int
-    num_pages: int  # with the padding page 0
+    num_pages: int  # including the padding page 0
     dtype_name: str  # of the weights, as --dtype spells it
     max_running_requests: int
     max_loras: int
-    on_device: bool  # steps are computed elsewhere, and the next one can be planned meanwhile
+    on_device: bool  # steps run on a device, so that the next one can be planned meanwhile
 
 
 class Runner(Protocol):
@@ -30,7 +30,7 @@ class Runner(Protocol):
     def launch(self, batch: ModelWorkerBatch) -> LaunchedStep: ...
 
     def prepare(self) -> bool:
-        """Nothing is to be computed: do something for later steps, for a few milliseconds at most.
-        False if there is nothing to do.
+        """Prepare for later steps while idle, for a few milliseconds at most; False if there is
+        nothing to do.
         """
         ...

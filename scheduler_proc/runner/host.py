@@ -1,6 +1,6 @@
-"""What the machine leaves this process: free memory and cores, within its cgroup and affinity.
+"""Measure the free memory and cores of this process, within its cgroup and affinity.
 
-Called at start-up by the model runner and the loader. Only measures; decisions are in memory.py.
+Called at start-up by the model runner and the loader. Decisions are in memory.py.
 """
 
 import os
@@ -11,21 +11,21 @@ import psutil
 
 
 def available_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can still be taken: the system's, or what the tightest cgroup limit leaves."""
+    """Bytes that can still be allocated, in the system and under the tightest cgroup limit."""
     return min([int(psutil.virtual_memory().available), *_cgroup_headrooms(cgroups)])
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on; hyper-threads of one core count once."""
+    """Number of cores that this process may run on; hyper-threads of a core count once."""
     if not hasattr(os, "sched_getaffinity"):
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
 def cores_to_pin(threads: int) -> list[int]:
-    """A logical CPU for each thread, or none where it is better not to pin.
+    """A logical CPU for each thread, or none unless there is a thread for every core.
 
-    Fewer threads than cores may have neighbours who would choose the same ones.
+    With fewer threads, another process could pin its own to the same cores.
     """
     if not hasattr(os, "sched_getaffinity") or threads != physical_cores():
         return []
@@ -51,7 +51,7 @@ def _cgroup_headrooms(cgroups: Path) -> Iterator[int]:
 
 
 def _own_cgroups(cgroups: Path) -> Iterator[Path]:
-    """The groups that this process is in, with all their ancestors: each may set a limit."""
+    """Yield the cgroups of this process and all their ancestors: each may set a limit."""
     own = Path("/proc/self/cgroup")
     for line in own.read_text().splitlines() if own.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -64,7 +64,7 @@ def _own_cgroups(cgroups: Path) -> Iterator[Path]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Page cache that the kernel gives back under pressure; counted as used, free for us."""
+    """Bytes of page cache that count as used, but that the kernel frees under pressure."""
     stat = group / "memory.stat"
     lines = stat.read_text().splitlines() if stat.exists() else []
     fields = dict(line.split(" ", 1) for line in lines)

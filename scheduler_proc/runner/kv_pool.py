@@ -1,7 +1,7 @@
-"""MHATokenToKVPool: the K and V buffers. SlotTable: which slots the positions of each row have.
+"""MHATokenToKVPool: the K and V buffers. SlotTable: the slot of each position of each row.
 
-Owned by the model runner; the models read and write the buffers through ForwardBatch. Which page
-belongs to whom is decided in core and arrives as new page table entries.
+Owned by the model runner; the models read and write the buffers through ForwardBatch. Core decides
+which page belongs to which row and sends new page table entries.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ...kernels.cpu.arena import map_memory
 
 @dataclass(slots=True, frozen=True)
 class KVShape:
-    """What one token's keys and values are made of."""
+    """Shape and type of one token's keys and values."""
 
     num_layers: int
     num_kv_heads: int
@@ -30,12 +30,12 @@ class KVShape:
 class MHATokenToKVPool:
     """`k_cache[layer]` and `v_cache[layer]`: [num_tokens + page_size, num_kv_heads, head_dim].
 
-    The first page of slots is padding and not part of the capacity `num_tokens`. Memory is mapped
-    when it is first written, so a pool costs only what was used of it.
+    The first page of slots is padding and not part of the capacity `num_tokens`. Memory is
+    committed at its first write, so a pool costs only what was used of it.
     """
 
     def __init__(self, shape: KVShape, num_tokens: int, page_size: int) -> None:
-        self.num_pages = num_tokens // page_size + 1  # with the padding page
+        self.num_pages = num_tokens // page_size + 1  # including the padding page
         num_slots = self.num_pages * page_size
         self.k_cache = [_lazy_zeros(shape, num_slots) for _ in range(shape.num_layers)]
         self.v_cache = [_lazy_zeros(shape, num_slots) for _ in range(shape.num_layers)]
@@ -49,14 +49,14 @@ def _lazy_zeros(shape: KVShape, num_slots: int) -> torch.Tensor:
 
 
 class SlotTable:
-    """The runner's copy of the page table, kept also as slots: a step reads plain slices of it.
+    """The runner's copy of the page table, expanded to slots so that a step reads plain slices.
 
     Entries past a row's length are stale and never read.
     """
 
     def __init__(self, num_rows: int, max_tokens: int, page_size: int) -> None:
         max_pages = -(-max_tokens // page_size)
-        # calloc: rows that nobody used cost no memory
+        # np.zeros uses calloc: unused rows cost no memory
         self._pages = np.zeros((num_rows, max_pages), dtype=np.int32)
         self.page_table = torch.from_numpy(self._pages)  # [num_rows, max_pages] int32
         self._by_page = np.zeros((num_rows, max_pages, page_size), dtype=np.int64)
@@ -66,7 +66,7 @@ class SlotTable:
         self._page_size = page_size
 
     def set_pages(self, new_pages: list[tuple[int, int, int]]) -> None:
-        """Take over (row, index in its page table, page) entries."""
+        """Apply (row, index in its page table, page) entries."""
         if not new_pages:
             return
         rows, indices, pages = np.array(new_pages, dtype=np.int64).T

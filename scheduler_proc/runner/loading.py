@@ -1,4 +1,4 @@
-"""From the configuration to a ModelRunner: threads, device, mode, the model and its vocabulary.
+"""Make a runner from the configuration: choose threads, device and mode, load the model.
 
 Called once, by the scheduler process at start-up.
 """
@@ -44,7 +44,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(slots=True, frozen=True)
 class _Source:
-    """Where the model comes from, and in which mode it is to run."""
+    """The model's path, and the device and mode in which to run it."""
 
     path: str
     config: ModelConfig
@@ -65,7 +65,7 @@ def make_model_runner(
 ) -> Runner:
     """`model.model` is a local path by now. Raises ModelError with the reason and what to do.
 
-    Each of several ranks makes the runner of its own `shard`, and none comes back before the rest.
+    Every rank must make the runner of its own `shard`: they wait for each other.
     """
     if model.model is None:
         raise ModelError("no model was given: the launcher resolves the default to a path")
@@ -78,14 +78,14 @@ def make_model_runner(
     source = _Source(model.model, model, device, mode, kv_dtype, threads, lora_rank, shard)
     logger.info("%s", _where(source))
     if device == "cuda":
-        # Slots of matrices, and twice the graphs: not where there can be no adapter.
+        # Slots cost memory and twice the graphs, so there are none where adapters are off.
         max_loras = lora.max_loras_per_batch if lora.enabled else 0
         return _on_cuda(source, scheduling, execution, max_loras)
     return ModelRunner(_load(source), scheduling, execution, lora.max_loras_per_batch)
 
 
 def _where(source: _Source) -> str:
-    """What computes, for the log."""
+    """Describe what computes the steps, for the log."""
     if source.device == "cuda":
         what = f"CUDA device: {torch.cuda.get_device_name()}"
     elif source.mode in _FLOATS:
@@ -96,7 +96,7 @@ def _where(source: _Source) -> str:
 
 
 def choose_device(asked: str) -> Device:
-    """Resolves `auto`. Raises ModelError where there is no CUDA device and one is asked for."""
+    """Resolve `auto`. Raises ModelError if a CUDA device is asked for and there is none."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
@@ -108,7 +108,7 @@ def choose_device(asked: str) -> Device:
 
 
 def choose_mode(execution: ExecutionConfig, device: Device, path: str, page_size: int) -> str:
-    """Resolves `auto`, and refuses what cannot run here. Raises ModelError."""
+    """Resolve `auto`. Raises ModelError for a mode that cannot run here."""
     mode = _choose_mode(execution, device, path, page_size)
     ranks = execution.tensor_parallel
     if ranks > 1 and mode not in _FLOATS:
@@ -143,8 +143,8 @@ def _choose_mode(execution: ExecutionConfig, device: Device, path: str, page_siz
 
 
 def choose_kv_dtype(asked: str, device: Device, mode: str) -> torch.dtype:
-    """Raises ModelError. A float mode keeps keys and values as it computes them, or on a CUDA
-    device in 8 bits.
+    """Resolve `auto`, or raise ModelError. A float mode keeps keys and values in its own type, or
+    in fp8 on a CUDA device.
     """
     if device == "cuda" and asked in _FP8:
         return _FP8[asked]
@@ -171,7 +171,7 @@ def _mostly_four_bits(path: str) -> bool:
 def _on_cuda(
     source: _Source, scheduling: SchedulingConfig, execution: ExecutionConfig, max_loras: int
 ) -> Runner:
-    try:  # imported here alone: a CPU needs no triton
+    try:  # imported only here: a CPU needs no triton
         from .device_loading import DeviceSource, make_device_runner
     except ImportError as error:
         raise ModelError(
@@ -220,7 +220,7 @@ def _load(source: _Source) -> LoadedModel:
 
 
 def _known_ids(source: _Source, spec: ModelSpec) -> int:
-    """Embeddings are often padded to a round number beyond what the tokenizer knows."""
+    """Number of ids that the tokenizer knows: embeddings are often padded beyond it."""
     return min(spec.vocab_size, tokenizer_size(source.path))
 
 

@@ -1,8 +1,8 @@
-"""PeftConfig and TargetedModules: which modules an adapter_config.json asks for, and how.
+"""PeftConfig and TargetedModules: the modules, ranks and scalings that an adapter_config.json sets.
 
-Called by the adapter loader. The rules of matching are those of peft 0.21, which tests hold beside
-it. Whatever a config asks for and the models do not compute is refused by name. No tensors.
-A config may come from anybody: what its patterns cost is bounded in lora_patterns.py.
+Called by the adapter loader. Matching follows peft 0.21, with which tests compare it. A key that
+the models do not support is refused by name. A config is not trusted: lora_patterns.py bounds the
+cost of its patterns. No tensors.
 """
 
 import math
@@ -19,7 +19,7 @@ from .lora_patterns import SHOWN_CHARS, Question, match_all
 _Rank = Annotated[int, msgspec.Meta(ge=1)]
 _Layer = Annotated[int, msgspec.Meta(ge=0)]
 
-# Keys that leave the result of a finished adapter alone: notes, training, defaults of other keys.
+# Keys that do not change the result of a trained adapter, so that any value is accepted.
 _INERT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -31,7 +31,7 @@ _INERT = {
     "qalora_group_size",
     "revision",
 }
-# The other initialisations change the base model's weights as well.
+# Supported initialisations: the others also change the base model's weights.
 _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 _ALL_LINEAR = "all-linear"
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
@@ -39,7 +39,7 @@ Value = TypeVar("Value", int, float)
 
 
 class PeftConfig(msgspec.Struct, frozen=True):
-    """The keys that count, with peft's defaults."""
+    """The supported keys of an adapter_config.json, with peft's defaults."""
 
     target_modules: list[str] | str
     r: _Rank = 8
@@ -52,7 +52,7 @@ class PeftConfig(msgspec.Struct, frozen=True):
     exclude_modules: list[str] | str | None = None
 
     def questions(self) -> Iterable[Question]:
-        """Every pattern, in the way in which it is matched."""
+        """Yield every pattern with the kind of match that peft applies."""
         for maybe in (self.target_modules, self.exclude_modules):
             if isinstance(maybe, str) and maybe.lower() != _ALL_LINEAR:
                 yield "whole", maybe
@@ -67,7 +67,7 @@ class PeftConfig(msgspec.Struct, frozen=True):
 
 
 class TargetedModules:
-    """What a config asks for each module of a model."""
+    """Which modules of a model a config targets, with the rank and scaling of each."""
 
     def __init__(self, config: PeftConfig, names: Sequence[str]) -> None:
         """`names` are all modules of the model, as peft names them. Raises AdapterError."""
@@ -104,16 +104,16 @@ class TargetedModules:
     def _excludes(self, name: str) -> bool:
         asked = self._config.exclude_modules
         if isinstance(asked, str):
-            # peft does not know all-linear here: it is an expression that matches no module.
+            # peft gives all-linear no meaning here: as an expression it matches no module.
             return name in self._found.get(("whole", asked), {})
         return name in self._excluded or _ends_with(name, self._excluded)
 
     def _in_layers(self, name: str) -> bool:
-        """Names without a layer are in none, once layers are asked for."""
+        """Whether layers_to_transform selects the module; without a layer only if it is not set."""
         return self._layers is None or self._layer(name) in self._layers
 
     def _layer(self, name: str) -> int | None:
-        """The number that follows one of the layer patterns, or any name where there are none."""
+        """The layer number in a module name, after a layer pattern, or after any part if none."""
         patterns = self._config.layer_patterns()
         if not patterns:
             found = _ANY_LAYER.match(name)
@@ -122,7 +122,7 @@ class TargetedModules:
         return next((layer for layer in layers if layer is not None), None)
 
     def _values(self, patterns: dict[str, Value]) -> dict[str, Value]:
-        """By name: the value of the first pattern that fits its end, from a dot on."""
+        """By module name: the value of the first pattern that matches the name's end at a dot."""
         values: dict[str, Value] = {}
         for pattern, value in patterns.items():
             for name in self._found["end", pattern]:
@@ -131,7 +131,7 @@ class TargetedModules:
 
 
 def parse_peft_config(data: bytes) -> PeftConfig:
-    """Raises AdapterError naming the key that is missing, malformed or not supported."""
+    """Raise AdapterError naming the key that is missing, malformed or not supported."""
     try:
         raw = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

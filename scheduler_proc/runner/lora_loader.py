@@ -1,14 +1,13 @@
-"""From a PEFT directory to a LoRAAdapter. Called by the runner, off the thread that runs steps.
+"""Load a PEFT directory as a LoRAAdapter. Called by the runner, off the thread that runs steps.
 
-Files come from whoever may write below the roots, so nothing is believed: paths are resolved and
-held against the roots, sizes are bounded before anything is read, files are read and not mapped (a
-mapped file that shrinks kills the process), pickles are never opened. Every tensor must belong to a
-module that the config targets, and every targeted module must be there.
+The files are not trusted: paths are resolved and checked against the roots, sizes are bounded
+before reading, files are read and not mapped (a mapped file that shrinks kills the process), and
+pickles are never opened. Every tensor must belong to a module that the config targets, and every
+targeted module must have its tensors.
 
-Whether an adapter suits the base model is a matter of shapes alone: base_model_name_or_path is only
-a note, often the path on the machine that trained it. Tensors are in the order of Hugging Face
-checkpoints, and so are the weights here: those of GGUF files are brought into it on load, also the
-queries and keys that such files keep in pairs.
+Only shapes decide whether an adapter suits the base model: base_model_name_or_path is often a path
+on the machine that trained it. Adapter tensors are in Hugging Face order, and so are the model's
+weights: the loader brings those of GGUF files into it, including interleaved queries and keys.
 """
 
 import os
@@ -47,14 +46,14 @@ _MODULES = {  # of a layer
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """A module of the model that an adapter may have a part for."""
+    """A module of the model that an adapter may target."""
 
     key: Key
     inputs: int
     outputs: int
 
     def names(self, module: str) -> tuple[str, str]:
-        """Of `a` and `b` in a file."""
+        """The names of `a` and `b` in the weights file."""
         if self.key == EMBED:
             return f"{_PREFIX}{module}.lora_embedding_A", f"{_PREFIX}{module}.lora_embedding_B"
         return f"{_PREFIX}{module}.lora_A.weight", f"{_PREFIX}{module}.lora_B.weight"
@@ -84,7 +83,7 @@ def load_adapter(path: Path, spec: ModelSpec, roots: Sequence[Path], max_rank: i
 
 
 def _places(spec: ModelSpec) -> dict[str, _Place]:
-    """By module name, in the order of the model."""
+    """The modules that adapters may target, by name, in model order."""
     sizes = map_sizes(spec)
 
     def place(key: Key) -> _Place:
@@ -98,9 +97,9 @@ def _places(spec: ModelSpec) -> dict[str, _Place]:
 
 
 def _find(path: Path, roots: Sequence[Path]) -> tuple[Path, Path]:
-    """The directory and the root that it is below, both resolved.
+    """The adapter directory and the root above it, both resolved. Raises AdapterError.
 
-    What lies outside is not told from what is not there.
+    The error is the same for a path outside the roots and for a missing one, to reveal nothing.
     """
     for root in roots:
         try:
@@ -115,7 +114,7 @@ def _find(path: Path, roots: Sequence[Path]) -> tuple[Path, Path]:
 
 
 def _read(path: Path, root: Path, limit: int) -> bytes:
-    """The whole file of at most `limit` bytes; a link may lead anywhere below the root."""
+    """Read a file of at most `limit` bytes; a link may lead anywhere below the root."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -142,12 +141,12 @@ def _read(path: Path, root: Path, limit: int) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    """Neither through a link put there since, nor waiting for whoever writes to a pipe."""
+    """Open a file, but follow no link made since it was resolved, and never block on a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _size_bound(spec: ModelSpec, places: dict[str, _Place], max_rank: int) -> int:
-    """Every module at the highest rank in float32, and the copies of embedding and head."""
+    """Most bytes of a weights file: every module at `max_rank` in float32, embedding and head."""
     ranked = sum(place.inputs + place.outputs for place in places.values()) * max_rank
     return (ranked + 2 * spec.vocab_size * spec.hidden_size) * 4 + _HEADER_BYTES
 
@@ -169,10 +168,10 @@ def _check_ranks(targeted: TargetedModules, wanted: dict[str, _Place], max_rank:
 def _drop_frozen_copies(
     tensors: dict[str, torch.Tensor], wanted: dict[str, _Place], spec: ModelSpec
 ) -> None:
-    """peft saves the frozen embedding and head beside an adapter that targets either.
+    """Drop the frozen embedding and head, which peft saves with an adapter that targets either.
 
-    They are the base model's own and only their shapes are checked: a model served in fewer bits
-    than it was trained in has no equal ones to hold them against.
+    They are copies of the base model's, and only their shapes are checked: a quantised model has no
+    equal values to compare them with.
     """
     if not any(place.key in (EMBED, HEAD) for place in wanted.values()):
         return
@@ -186,7 +185,7 @@ def _drop_frozen_copies(
 
 
 def _check_names(tensors: dict[str, torch.Tensor], wanted: dict[str, _Place]) -> None:
-    """Both ways: no tensor is left unused, no targeted module is left empty."""
+    """Raise AdapterError for a tensor that the config does not target, or a missing tensor."""
     asked = {name for module, place in wanted.items() for name in place.names(module)}
     unused = tensors.keys() - asked
     if unused:
@@ -212,7 +211,7 @@ def _module(
 
 
 def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """A copy in float32."""
+    """Check shape, type and finiteness of a tensor; return a float32 copy."""
     if tensor.shape != shape:
         raise AdapterError(
             f"{name} has shape {list(tensor.shape)}, config and model ask for {list(shape)}"

@@ -1,8 +1,8 @@
-"""Which modules the patterns of an adapter config match, at a bounded cost.
+"""Match the patterns of an adapter config to module names, at a bounded cost.
 
-Called by lora_config.py with everything that one config asks. Plain names, which nearly all configs
-have, are compared here. What needs a regular expression is matched by Python's own `re`, as peft
-does it, in a process of its own that is killed when all of it together takes too long.
+Called by lora_config.py once per config. Plain names, which nearly all configs have, are compared
+here. Regular expressions are matched by Python's own `re`, as peft does it, in a separate process
+that is killed when they take too long in all.
 """
 
 import re
@@ -16,16 +16,16 @@ import msgspec
 
 from ...model_files.errors import AdapterError
 
-MAX_PATTERNS = 1024  # of one config, those that are lists of names not counted
+MAX_PATTERNS = 1024  # per config; lists of names do not count
 MAX_PATTERN_CHARS = 32 << 10
 CPU_SECONDS = 2  # for all patterns of one config together
-WALL_SECONDS = 30.0  # the same where other processes have the processor
+WALL_SECONDS = 30.0  # larger: other processes may have the processor
 MEMORY_BYTES = 256 << 20
-SHOWN_CHARS = 100  # of a pattern that is refused
+SHOWN_CHARS = 100  # of a refused pattern, in the error
 
 Kind = Literal["whole", "end", "layer"]
 Question = tuple[Kind, str]
-Found = dict[str, int]  # name -> the number of its layer where that was asked, else 0
+Found = dict[str, int]  # matching name -> its layer number for kind "layer", else 0
 
 _PROCESS = Path(__file__).with_name("pattern_process.py")
 _PLAIN = re.compile(r"\w+", re.ASCII)
@@ -38,7 +38,7 @@ class _Answer(msgspec.Struct):
 
 
 def match_all(questions: Iterable[Question], names: Sequence[str]) -> dict[Question, Found]:
-    """Raises AdapterError for a pattern that is none, or that costs too much."""
+    """The names that each question matches. Raises AdapterError for a bad or costly pattern."""
     asked = dict.fromkeys(questions)
     _check_sizes([pattern for _, pattern in asked])
     hard = [one for one in asked if one[0] == "layer" or not _PLAIN.fullmatch(one[1])]

@@ -1,8 +1,8 @@
-"""LoRAMemoryPool: adapters that are loaded, and which of them each slot holds.
+"""LoRAMemoryPool: the loaded adapters, and which of them each slot holds.
 
-Owned by the model runner. Files are read and checked by one thread beside the steps; an adapter
-counts only once the loop has taken it in. On a CPU a slot refers to the adapter's own memory:
-writing one copies nothing. When to load, write and drop is decided in core.
+Owned by the model runner. One thread reads and checks files while steps run; an adapter counts as
+loaded once `take_loaded` has returned it. A slot refers to the adapter's own memory, so writing one
+here copies nothing. When to load, write and drop is decided in core.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ..worker_batch import LoRAOrders
 
 log = logging.getLogger(__name__)
 
-AdapterReader = Callable[[Path], ResidentAdapter]  # of a directory; raises AdapterError
+AdapterReader = Callable[[Path], ResidentAdapter]  # reads a directory; raises AdapterError
 
 
 def _allowed_cpus() -> set[int]:
@@ -26,7 +26,7 @@ def _allowed_cpus() -> set[int]:
 
 
 def _run_on(cpus: set[int]) -> Callable[[], None]:
-    """A thread inherits the core of the one that starts it, which computes."""
+    """Make an initializer that undoes the CPU pinning inherited from the computing thread."""
 
     def unpin() -> None:
         if cpus:
@@ -36,7 +36,7 @@ def _run_on(cpus: set[int]) -> Callable[[], None]:
 
 
 class LoRAMemoryPool:
-    """`read` runs in the thread."""
+    """`read` runs in the loader thread."""
 
     def __init__(self, num_slots: int, read: AdapterReader) -> None:
         self._read = read
@@ -56,17 +56,17 @@ class LoRAMemoryPool:
             self._reading.append((ref.lora_id, self._reader.submit(self._read, Path(ref.path))))
         for lora_id in orders.drops:
             gone = self._adapters.pop(lora_id)
-            # The entry that clears its slot comes with the next step, which may be far away.
+            # The write that clears its slot comes only with the next step, so drop it here.
             self._slots = [None if adapter is gone else adapter for adapter in self._slots]
 
     def take_loaded(self) -> list[LoRALoaded]:
-        """How the loads ended that did since the last call."""
+        """Take the outcomes of loads that ended since the last call."""
         ended = [(lora_id, future) for lora_id, future in self._reading if future.done()]
         self._reading = [one for one in self._reading if one not in ended]
         return [self._take_in(lora_id, future) for lora_id, future in ended]
 
     def write(self, slots: list[tuple[int, int]]) -> None:
-        """Take over (slot, lora_id) entries; lora_id 0 clears the slot."""
+        """Apply (slot, lora_id) writes; lora_id 0 clears the slot."""
         for slot, lora_id in slots:
             self._slots[slot] = self._adapters[lora_id] if lora_id else None
 
@@ -81,7 +81,7 @@ class LoRAMemoryPool:
             adapter = future.result()
         except AdapterError as error:
             return LoRALoaded(lora_id, ok=False, message=str(error), status=400)
-        except Exception:  # a bug of the reader, or no memory: it costs this load, not the server
+        except Exception:  # a bug of the reader, or no memory: fails this load, not the server
             log.exception("load %d of an adapter broke", lora_id)
             message = "the adapter could not be read; the server's log says more"
             return LoRALoaded(lora_id, ok=False, message=message, status=500)

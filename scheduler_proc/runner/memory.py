@@ -1,6 +1,6 @@
-"""How many tokens the KV pool gets. A pure function of numbers: nothing is measured here.
+"""Size the KV pool in tokens, by pure arithmetic: nothing is measured here.
 
-Called once by the model runner at start-up; the sentence that explains the choice is logged.
+Called once by the model runner at start-up, which logs the reason of the choice.
 """
 
 import math
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ...model_files.errors import ModelError
 
-# What a pool takes unasked. On a CPU its memory is the machine's, and others need it too; nobody
-# else needs a device's.
+# Defaults for a pool. On a CPU other processes need memory too, so a pool takes less and is capped;
+# a device's memory is ours.
 DEFAULT_CPU_BYTES = 2 << 30
 CPU_FRACTION, DEVICE_FRACTION = 0.5, 0.9
-# A pool chosen by us must serve at least this much of one context; --kv-tokens may go lower.
+# The least tokens of one context that a pool chosen here must hold; --kv-tokens may go lower.
 _SMALLEST_USEFUL_TOKENS = 512
-_SMALLEST_TOKENS = 2  # a prompt of one token and one more
+_SMALLEST_TOKENS = 2  # one of prompt and one of answer
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +23,7 @@ class PoolNeeds:
     page_size: int
     context_length: int
     max_running_requests: int
-    available_bytes: int  # after the weights were loaded
+    available_bytes: int  # free after the weights were loaded
     mem_fraction: float
     kv_tokens: int | None
     cap_bytes: int | None = DEFAULT_CPU_BYTES  # None on a device
@@ -31,12 +31,12 @@ class PoolNeeds:
 
 @dataclass(slots=True, frozen=True)
 class PoolSize:
-    tokens: int  # a multiple of the page size; the padding page comes on top
+    tokens: int  # a multiple of the page size, without the padding page
     reason: str
 
 
 def size_kv_pool(needs: PoolNeeds) -> PoolSize:
-    """Raises ModelError, naming the flag and a value that works, when no usable pool fits."""
+    """Raises ModelError, naming the flag to change, when no usable pool fits."""
     if needs.kv_tokens is not None:
         return _asked_for(needs, needs.kv_tokens)
     limit, why = min(_limits(needs))
@@ -48,7 +48,7 @@ def size_kv_pool(needs: PoolNeeds) -> PoolSize:
 
 
 def _limits(needs: PoolNeeds) -> list[tuple[int, str]]:
-    """Upper bounds in tokens with their reasons."""
+    """Upper bounds in tokens, each with its reason."""
     share = int(needs.available_bytes * needs.mem_fraction)
     useful = needs.max_running_requests * _page_up(needs.context_length, needs)
     cap = needs.cap_bytes
@@ -97,7 +97,7 @@ def _too_small(needs: PoolNeeds, tokens: int, smallest: int) -> str:
         f"the KV pool would hold {tokens} tokens; it needs {smallest} ({_size(bytes_needed)}, "
         f"{_size(needs.bytes_per_token)} a token), and {_size(needs.available_bytes)} are free: "
     )
-    # up to hundredths; the small allowance keeps 0.70 from becoming 0.71
+    # rounded up to hundredths; the small allowance keeps 0.70 from becoming 0.71
     fraction = math.ceil(100 * bytes_needed / max(needs.available_bytes, 1) - 1e-9) / 100
     if needs.cap_bytes is not None and bytes_needed > needs.cap_bytes:
         return message + f"set --kv-tokens to {smallest}"

@@ -1,8 +1,8 @@
-"""ModelRunner: turns the ModelWorkerBatch of a step into a BatchResult.
+"""ModelRunner: computes a step on the CPU, from its ModelWorkerBatch to a BatchResult.
 
-Owned by the event loop, which calls `launch` once a step and reads the facts at start-up. Owns the
-model, the KV buffers, the slot table and the sampler. No policy enters: which rows, tokens and
-pages make a step is decided in core.
+Owned by the event loop, which calls `launch` once per step and reads the facts at start-up. Owns
+the model, the KV buffers, the slot table and the sampler. No policy enters: core decides the rows,
+tokens and pages of a step.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Model(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class LoadedModel:
-    """A model ready to run, and what the runner must know of it."""
+    """A loaded model, with its sizes and its adapter reader."""
 
     model: Model
     kv_shape: KVShape
@@ -50,7 +50,7 @@ class LoadedModel:
 
 @dataclass(slots=True, frozen=True)
 class Computed:
-    """A launched step that is done: the CPU computes it in `launch`."""
+    """A launched step that is already computed: a CPU computes it in `launch`."""
 
     _result: BatchResult
     how: str = ""
@@ -60,7 +60,7 @@ class Computed:
 
 
 class ModelRunner:
-    """On a CPU: a step is computed when it is launched."""
+    """The runner of a CPU: `launch` computes the step before it returns."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ModelRunner:
         execution: ExecutionConfig,
         max_loras: int = 0,
     ) -> None:
-        """Sizes and maps the KV pool. Raises ModelError when none that is useful fits."""
+        """Size and map the KV pool. Raises ModelError when no useful pool fits."""
         shape, shard = loaded.kv_shape, loaded.shard
         size = size_kv_pool(
             PoolNeeds(
@@ -77,7 +77,7 @@ class ModelRunner:
                 page_size=scheduling.page_size,
                 context_length=loaded.context_length,
                 max_running_requests=scheduling.max_running_requests,
-                # of the one machine, when the last rank has its weights
+                # All ranks share one machine: measured when the last one has its weights.
                 available_bytes=shard.smallest(available_memory()) // shard.size,
                 mem_fraction=execution.mem_fraction or CPU_FRACTION,
                 kv_tokens=execution.kv_tokens,
@@ -102,12 +102,12 @@ class ModelRunner:
         )
         self._slots = SlotTable(num_rows, loaded.context_length, scheduling.page_size)
         self._sampler = Sampler(num_rows, loaded.vocab_size)
-        self._last_ids = np.zeros(num_rows, dtype=np.int64)  # sampled, of each row
+        self._last_ids = np.zeros(num_rows, dtype=np.int64)  # last sampled id of each row
         self.loras = LoRAMemoryPool(max_loras, loaded.read_adapter)
 
     @torch.inference_mode()
     def launch(self, batch: ModelWorkerBatch) -> "Computed":
-        """Compute one step. An id of -1 in the result means that this row alone has failed."""
+        """Compute one step. An id of -1 in the result means that only this row failed."""
         for opened in batch.opened:
             self._sampler.open(opened)
         self._slots.set_pages(batch.new_pages)

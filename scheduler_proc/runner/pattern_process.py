@@ -1,11 +1,11 @@
-"""Matches the regular expressions of one adapter config, in a process that may be killed.
+"""Match the regular expressions of one adapter config, in a process that may be killed.
 
 Run as a script by lora_patterns.py with one line of JSON on standard input: `names`, `seconds`,
-`bytes` and `questions`, each a kind and a pattern. It answers with one line: for each question the
-indices of the names that match, or `error`. Imports nothing of ours, so that it starts at once.
+`bytes` and `questions`, each a kind and a pattern. It prints one line: for each question the
+indices of the matching names, or `error`. Imports only the standard library, to start at once.
 
-Compiling and matching an expression can take time and memory without bound and cannot be
-interrupted from within, so this process bounds itself before it looks at one.
+Compiling and matching an expression can take unbounded time and memory and cannot be interrupted
+from within, so this process sets its own limits first.
 """
 
 import json
@@ -22,8 +22,8 @@ KINDS = {  # as peft 0.21 matches them
 
 
 def answers(kind: str, pattern: str, names: list[str]) -> dict[str, int]:
-    """Name index -> the layer's number where that was asked, else 0."""
-    re.compile(pattern)  # alone: its brackets must not meet those around it
+    """Map the index of each matching name to its layer number for kind "layer", else 0."""
+    re.compile(pattern)  # on its own: its brackets must not pair with those of KINDS
     compiled = re.compile(KINDS[kind].format(pattern))
     match = compiled.fullmatch if kind == "whole" else compiled.match
     found = ((index, match(name)) for index, name in enumerate(names))

@@ -1,7 +1,7 @@
-"""The group in which the ranks of one model add and gather: torch.distributed on one machine.
+"""The process group in which the ranks of one model reduce and gather, on one machine.
 
-Called once by each rank's process, before it loads. The ranks meet in a file of the server's own
-directory, and what they send stays on the loopback interface or between the devices.
+Called once by each rank's process, before it loads. The ranks meet through a file in the server's
+own directory; their traffic stays on the loopback interface or between the devices.
 """
 
 import os
@@ -19,7 +19,7 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def join(rank: int, run_dir: str, execution: ExecutionConfig) -> Shard:
-    """Blocks until all ranks have joined. ModelError where they are more than the devices."""
+    """Block until all ranks have joined. Raises ModelError for more ranks than CUDA devices."""
     size = execution.tensor_parallel
     if size == 1:
         return WHOLE

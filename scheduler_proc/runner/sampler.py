@@ -1,7 +1,7 @@
-"""The sampler: what each row asked for, and the next token of every sampling row.
+"""Sampler: the sampling state of each row, and the next token of every sampling row.
 
-Owned by the model runner. It keeps per row what a RowOpen says and what was sampled since; formulas
-and their order are in kernels/sampling.py. No row's token depends on its neighbours.
+Owned by the model runner. It keeps per row its RowOpen and what was sampled since; formulas and
+their order are in kernels/sampling.py. A row's token does not depend on its batch-mates.
 """
 
 import math
@@ -16,7 +16,7 @@ from ..worker_batch import RowOpen
 
 @dataclass(slots=True, frozen=True)
 class _History:
-    """Ids that penalties look at, for rows that have any."""
+    """The ids that occurred in a row, kept only for rows with penalties."""
 
     output_counts: torch.Tensor  # [vocab] float32
     seen: torch.Tensor  # [vocab] bool: prompt or output
@@ -40,7 +40,7 @@ class _RowState:
 
     @property
     def draw(self) -> Draw | None:
-        """How the next token is drawn; None for the likeliest."""
+        """How to draw the next token; None: take the likeliest."""
         sampling = self.sampling
         if sampling.greedy or sampling.seed is None:
             return None
@@ -60,14 +60,14 @@ class _RowState:
 
 
 class Sampler:
-    """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are never seen."""
+    """`vocab_size` counts the ids that the tokenizer knows; logits beyond them are ignored."""
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: list[_RowState | None] = [None] * num_rows
 
     def open(self, opened: RowOpen) -> None:
-        """Start the row's state anew. A row that draws must carry a seed: ValueError."""
+        """Reset the row's state. Raises ValueError for a row that draws without a seed."""
         sampling = opened.sampling
         if sampling.seed is None and not sampling.greedy:
             raise ValueError(f"row {opened.row} was opened without a seed")
@@ -96,7 +96,7 @@ class Sampler:
         return state
 
     def _banned(self, ids: tuple[int, ...]) -> torch.Tensor | None:
-        """A config's end token may lie beyond the tokenizer's ids: it is never sampled anyway."""
+        """The banned ids below vocab_size: ids beyond it, as of an end token, are never sampled."""
         known = [token_id for token_id in ids if token_id < self._vocab_size]
         return torch.tensor(known) if known else None
 
@@ -107,7 +107,7 @@ class Sampler:
 
 
 def _adjusted(logits: torch.Tensor, state: _RowState) -> torch.Tensor:
-    """Penalties, then bias, then bans; a copy wherever something changes."""
+    """Apply penalties, then bias, then bans, each to a copy."""
     sampling = state.sampling
     if state.history is not None:
         penalties = (

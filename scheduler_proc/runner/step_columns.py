@@ -1,6 +1,6 @@
-"""The numbers of a step, from the scheduler's batch to the columns that a device reads.
+"""Turn the scheduler's batch into the columns that a device reads.
 
-Called by the device runner once a step, on the host. Pure arithmetic over numpy arrays.
+Called by the device runner once per step, on the host. Pure arithmetic over numpy arrays.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from ..worker_batch import ForwardMode, ModelWorkerBatch
 from .kv_pool import SlotTable
 from .step_numbers import StepNumbers
 
-NO_ROW = -1  # in token_rows: the id is given; in sample_rows: nobody samples here
+NO_ROW = -1  # in token_rows: take the id from input_ids; in sample_rows: padding
 Columns = dict[str, NDArray[np.int32]]
 
 
 class StepPlan:
-    """A batch in the form of a layout: its own, or a captured one into which it is padded."""
+    """A batch to be written in a layout: its own, or a captured one into which it is padded."""
 
     def __init__(self, batch: ModelWorkerBatch, max_loras: int) -> None:
         self._batch = batch
@@ -32,7 +32,7 @@ class StepPlan:
 
     @property
     def layout(self) -> Layout:
-        """Exactly of this step's size."""
+        """The layout of exactly this step's size."""
         numbers, batch = self._numbers, self._batch
         return Layout(
             len(numbers.positions),
@@ -40,12 +40,12 @@ class StepPlan:
             int(numbers.sampling.sum()),
             batch.num_decodes,
             len(self._of_tokens.slots) if self._of_tokens else 0,
-            # none of the samples may have an adapter: one empty chunk then
+            # one empty chunk if no sampling row has an adapter
             max(len(self._of_samples.slots), 1) if self._of_samples else 0,
         )
 
     def fill(self, columns: StepColumns, slots: SlotTable, pad_row: int) -> None:
-        """Write all columns, on the host. Padding is requests of one token of `pad_row`."""
+        """Write all columns, on the host. Padding requests have one token, in `pad_row`."""
         to: Columns = {name: getattr(columns, name).numpy() for name in columns.names()}
         numbers, batch = self._numbers, self._batch
         tokens, samples = len(numbers.positions), int(numbers.sampling.sum())
@@ -62,7 +62,7 @@ class StepPlan:
         np.add(to["prefix_lens"], to["extend_lens"], out=to["context_lens"])
         to["query_starts"][0] = 0
         np.cumsum(to["extend_lens"], out=to["query_starts"][1:])
-        # A padded sample takes the logits of its own padded token, so that rows stay in place.
+        # A padding sample takes the logits of its own padding token, so that rows stay in place.
         _put(to["logit_indices"], numbers.ends[numbers.sampling] - 1, 0)
         to["logit_indices"][samples:] = np.arange(
             tokens, tokens + len(to["logit_indices"]) - samples
@@ -73,7 +73,7 @@ class StepPlan:
 
 
 def decode_layout(requests: int, max_loras: int) -> Layout:
-    """Of a captured decode step; `max_loras` 0: one without adapters."""
+    """The layout of a captured decode step; `max_loras` 0: without adapters."""
     chunks = max_chunks(requests, max_loras, DECODE_CHUNK) if max_loras else 0
     return Layout(requests, requests, requests, requests, chunks, chunks)
 

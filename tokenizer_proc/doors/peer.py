@@ -1,7 +1,7 @@
 """Peer: one connection of a client to the socket door.
 
-Reads and writes bytes, limits the work per turn, and tracks the client's silence. Made by the
-router, which gets its messages and its end. What a message means does not enter.
+Reads and writes bytes, limits the work per turn, and counts the client's missed heartbeats. Made by
+the router, which gets its messages and its end. The meaning of messages does not enter.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ..limits import (
 )
 from . import zmtp
 
-TURN_MESSAGES = 16  # of one client, before the loop turns to others
+TURN_MESSAGES = 16  # of one client, before the event loop serves others
 TURN_BYTES = 64 << 10
 MISSED_HEARTBEATS = 3
 

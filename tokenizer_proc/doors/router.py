@@ -1,8 +1,8 @@
-"""Router: listens for clients of the socket door and holds all of them within its limits.
+"""Router: listens for clients of the socket door and keeps them within its limits.
 
-Owns the listening socket, the file of an ipc address, and who is connected. A connection is a Peer;
-what a message means is the door's business (socket.py). However many connect, and whatever they
-send or do not read, files and memory stay bounded, and only they are closed.
+Owns the listening socket, the file of an ipc address, and the connections (Peers). The meaning of
+messages is left to the door (socket.py). However many clients connect, and whatever they send or do
+not read, files and memory stay bounded, and only connections at fault are closed.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from .peer import MISSED_HEARTBEATS, DoorLimits, Peer, PeerEvents, PeerGone
 
 __all__ = ["DoorLimits", "Peer", "PeerGone", "Router"]
 
-BACKLOG = 128  # connections that wait to be accepted: files beyond the limit for a moment
-LINGER_SECONDS = 0.5  # for the last words of a server that ends
-KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # for a host that vanished
+BACKLOG = 128  # connections that wait to be accepted; their files may briefly exceed the limit
+LINGER_SECONDS = 0.5  # most time to send pending bytes at shutdown
+KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # finds vanished hosts
 
 log = logging.getLogger(__name__)
 
 
 class Router:
-    """Binds when made: paths.BadAddress or paths.UnsafeDirectory when it cannot."""
+    """Binds when made. Raises paths.BadAddress or paths.UnsafeDirectory when it cannot."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Router:
         on_left: Callable[[Peer], None],
     ) -> None:
         self.address = paths.full_address(address)
-        self.dropped = LogLimit(log)  # counts the connections that were closed from this side
+        self.dropped = LogLimit(log)  # counts the connections that this side closed
         self._limits = limits
         self._on_message = on_message
         self._on_left = on_left
-        self._peers: dict[Peer, None] = {}  # in the order of their connects
+        self._peers: dict[Peer, None] = {}  # in the order in which they connected
         self._partial: dict[Peer, int] = {}  # bytes of messages that are not handled yet
         self._partial_bytes = 0
-        self._empty = asyncio.Event()  # nobody is connected
+        self._empty = asyncio.Event()  # no client is connected
         self._empty.set()
         self._closed = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -58,7 +58,7 @@ class Router:
         return len(self._peers)
 
     async def serve(self) -> None:
-        """Accept clients and find out those that are dead, until `close`."""
+        """Accept clients and drop dead ones, until `close`."""
         loop = asyncio.get_running_loop()
         events = PeerEvents(self._came, self._on_message, self._turned, self._left)
 
@@ -76,7 +76,7 @@ class Router:
             self._beat(loop.time())
 
     def close(self) -> None:
-        """Accept nobody any more and close each connection when its last word is sent."""
+        """Stop accepting, and close each connection when all its bytes are sent."""
         self._closed.set()
         self._file.remove()
         if self._server is None:
@@ -87,7 +87,7 @@ class Router:
             peer.close()
 
     async def flush(self) -> None:
-        """After `close`: wait a little until all is sent."""
+        """After `close`, wait up to LINGER_SECONDS until all is sent, then drop the rest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._empty.wait()
@@ -99,7 +99,7 @@ class Router:
         self._empty.clear()
         if len(self._peers) <= self._limits.connections:
             return
-        # Somebody who only holds a connection open must not keep out those who speak.
+        # Connections without a handshake must not keep out working ones: drop the oldest first.
         greeting = next((one for one in self._peers if not one.ready), peer)
         greeting.drop(f"more than {self._limits.connections} connections")
 
@@ -113,7 +113,7 @@ class Router:
         self._on_left(peer)
 
     def _turned(self, peer: Peer) -> None:
-        """Book what `peer` holds, and make room where all of them hold too much."""
+        """Account for the bytes that `peer` holds; drop oldest partial messages above the limit."""
         held = peer.zmtp.held_bytes
         self._partial_bytes += held - self._partial.pop(peer, 0)
         if held:
@@ -132,9 +132,9 @@ class Router:
                 peer.ping()
 
     def _verdict(self, peer: Peer, now: float) -> str:
-        """Why the connection must end; empty if it need not.
+        """The reason to close the connection; empty if there is none.
 
-        Heartbeats are counted and not timed: after a pause of this whole process nobody is late.
+        Heartbeats are counted and not timed, so that a pause of this process makes no peer late.
         """
         age = now - peer.began
         if not peer.ready:
@@ -147,7 +147,7 @@ class Router:
 
 
 class _SocketFile:
-    """The file of an ipc address: a stale one is removed, our own is, another's never."""
+    """The file of an ipc address. Replaces an old socket; at the end removes only its own."""
 
     def __init__(self, address: str) -> None:
         transport, _, path = address.partition("://")
@@ -167,7 +167,7 @@ class _SocketFile:
         self._inode = self._found()
 
     def remove(self) -> None:
-        """Only while it is ours: a successor on the same port may have replaced it already."""
+        """Remove the file if it is still ours: a successor may have replaced it already."""
         if self._path is not None and self._inode is not None and self._found() == self._inode:
             self._path.unlink(missing_ok=True)
 

@@ -1,13 +1,12 @@
-"""The socket door: `wire.client_messages` with DEALER clients, in msgpack or JSON.
+"""SocketDoor: serves `wire.client_messages` to DEALER and REQ clients, in msgpack or JSON.
 
-Owns who asked for what over the socket, and that every rid of every client ends in exactly one Done
-or Failed. Whatever bytes arrive cost their sender an answer, and nobody else anything. Encoding
-text and talking to the scheduler is the front's, connections are the router's, HTTP is the other
-door's.
+Owns the live requests of each client, and sends exactly one Done or Failed for each of their rids.
+Malformed input is answered with an error and affects no other client. The front encodes text and
+talks to the scheduler, the router holds the connections; HTTP is another door.
 
-A message is one frame, the payload; the empty frame that a REQ peer puts before it is put before
-its answers too. The first byte of a payload says msgpack or JSON, and the answer is of the same
-form.
+A message is one frame, the payload; a REQ peer puts an empty frame before it, and gets one before
+its answers. The first byte of a payload tells msgpack from JSON, and the answer has the same
+encoding.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ DEFAULT_LIMITS = DoorLimits()
 
 @dataclass(frozen=True, slots=True)
 class _Back:
-    """The way back to a client: its connection, the envelope of its kind, its encoding."""
+    """How to answer a client: its connection, its envelope (empty frame or none), its encoding."""
 
     peer: Peer
     envelope: tuple[bytes, ...]
@@ -74,7 +73,7 @@ class _Live:
     rid: str
     back: _Back
     streaming: bool
-    stream: RequestStream | None = None  # none while its text is encoded
+    stream: RequestStream | None = None  # None until it is submitted
     task: "asyncio.Task[None] | None" = None
     unsent_text: list[str] = field(default_factory=list)
     unsent_ids: list[int] = field(default_factory=list)
@@ -84,7 +83,7 @@ class _Live:
     abort_deadline: asyncio.TimerHandle | None = None
 
     def abort_soon(self, seconds: float) -> None:
-        """Ask for the end; it comes as the stream's last row, or without one after `seconds`."""
+        """Abort the stream; if its last row does not come within `seconds`, close it."""
         if self.stream is not None and self.abort_deadline is None:
             self.stream.abort()
             loop = asyncio.get_running_loop()
@@ -97,7 +96,7 @@ class _Live:
         self.cached_tokens = max(self.cached_tokens, row.cached_tokens)
 
     def delta(self) -> Delta | None:
-        """What has come since the last one; None when there is nothing or it is not wanted yet."""
+        """Take the unsent text and ids as a Delta; None if there are none or it does not stream."""
         text, ids = "".join(self.unsent_text), self.unsent_ids
         if not self.streaming or not (text or ids):
             return None
@@ -122,7 +121,7 @@ class _Live:
 
 
 class SocketDoor:
-    """Takes its address when made (see Router for the errors) and answers while `serve` runs."""
+    """Binds its address when made (Router lists the errors) and answers while `serve` runs."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class SocketDoor:
         self._router = Router(address, limits, self._take, self._left)
         self.address = self._router.address
         self._live: dict[Peer, dict[str, _Live]] = {}
-        self._questions: Counter[Peer] = Counter()  # that wait for an answer
+        self._questions: Counter[Peer] = Counter()  # unanswered ones
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._left_logged = LogLimit(log)
@@ -150,7 +149,7 @@ class SocketDoor:
             await self._router.flush()
 
     def close(self) -> None:
-        """Tell every client that waits, let go of every stream, free the address. Idempotent."""
+        """Fail every live request, close its stream and free the address. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -197,7 +196,7 @@ class SocketDoor:
                 self._ask(back, message)
 
     def _ask(self, back: _Back, question: _Question) -> None:
-        """Give `question` a task, unless its client has too many that wait."""
+        """Start a task for `question`, or refuse it if its client has too many unanswered."""
         if self._questions[back.peer] >= MAX_SOCKET_QUESTIONS:
             text = f"{MAX_SOCKET_QUESTIONS} questions of this client wait for an answer"
             self._answer(back, self._answer_to(question, 503, text))
@@ -212,7 +211,7 @@ class SocketDoor:
             del self._questions[peer]
 
     def _start(self, back: _Back, request: Generate) -> Failed | None:
-        """Give `request` a task, or say why not."""
+        """Start a task for `request`, or return the reason to refuse it."""
         rid = request.rid
         try:
             check_rid(rid)
@@ -253,10 +252,10 @@ class SocketDoor:
         return request.input_ids or []
 
     def _abort(self, peer: Peer, rid: str) -> None:
-        """A rid that is not live has had its last word: its Abort crossed it on the way.
+        """Abort a request; ignore a rid that is not live, whose terminal message crossed the Abort.
 
-        A request that runs has its last word when the scheduler has ended it, with the text that
-        the detokenizer still holds.
+        A submitted request gets its terminal message when the scheduler has ended it, so that it
+        includes the text that the detokenizer still holds.
         """
         live = self._live.get(peer, {}).get(rid)
         if live is None:
@@ -275,7 +274,7 @@ class SocketDoor:
             self._drop(live)
 
     def _drop(self, live: _Live) -> None:
-        """End a request from outside its task; the caller has the last word."""
+        """Cancel a request's task and forget it; the caller sends the terminal message."""
         if live.task is not None:
             live.task.cancel()
         self._forget(live)
@@ -297,7 +296,10 @@ class SocketDoor:
         return task
 
     async def _answer_request(self, live: _Live, request: Generate) -> None:
-        """From the terminal message to `_forget` nothing waits, so an Abort finds both or none."""
+        """Serve a request to its terminal message.
+
+        Nothing is awaited between sending that and `_forget`, so that an Abort finds both or none.
+        """
         try:
             stream = await self._submit(live, request)
             if isinstance(stream, Failed):
@@ -306,20 +308,20 @@ class SocketDoor:
                 await self._last_word(live, await self._relay(live, stream))
         except PeerGone:
             self._left_logged.info("the client of a request left")
-        except Exception:  # one request's fault must not end the door for all
+        except Exception:  # a bug in one request must not end the door for all
             log.exception("request %r of a socket client broke", live.rid)
             self._answer(live.back, Failed(live.rid, 500, "internal error"))
         finally:
             self._forget(live)
 
     async def _relay(self, live: _Live, stream: RequestStream) -> Done | Failed:
-        """Send the rows as they come; the terminal message is returned unsent."""
+        """Send a Delta for each row as it comes; return the terminal message unsent."""
         async for row in stream:
             live.take(row)
             if row.finish is not None:
                 return live.terminal(row.finish)
             if live.abort_deadline is not None:
-                continue  # `done` carries it
+                continue  # aborted: Done carries the rest
             delta = live.delta()
             if delta is not None and not self._send(live.back, delta):
                 stream.close()
@@ -340,7 +342,7 @@ class SocketDoor:
             status, text = 400, error.message
         except Refused as error:
             status, text = error.status, error.message
-        except Exception:  # as in _answer_request
+        except Exception:  # a bug in one question must not end the door for all
             log.exception("%s of a socket client broke", type(question).__name__)
             status, text = 500, "internal error"
         self._answer(back, self._answer_to(question, status, text, pages))
@@ -353,7 +355,7 @@ class SocketDoor:
         return LoRAs(question.seq, status, text, self._front.adapters.registry.names())
 
     async def _do(self, question: _Question) -> int:
-        """The pages that were freed, by a question that frees some."""
+        """Carry out a question; return the number of cached pages that it freed."""
         match question:
             case FlushCache(timeout=timeout):
                 return await self._front.flush_cache(timeout)
@@ -372,7 +374,7 @@ class SocketDoor:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _answer(self, back: _Back, message: ToClient) -> None:
-        """Send now or never: an answer that needs no more patience than its asker shows."""
+        """Send an answer, or drop it if the client does not read or has left."""
         try:
             if not self._send(back, message):
                 self._unread_logged.warning("an answer was dropped: its client does not read")
@@ -380,7 +382,7 @@ class SocketDoor:
             self._left_logged.info("an answer was dropped: its client left")
 
     def _send(self, back: _Back, message: ToClient) -> bool:
-        """False when the client has too much unread; raises PeerGone when it has left."""
+        """Send a message; False if the client has too much unread. Raises PeerGone if it left."""
         payload = codec.encode_for(message, json=back.json)
         return back.peer.send([*back.envelope, payload])
 

@@ -1,8 +1,8 @@
-"""The ZeroMQ message transport protocol (ZMTP 3, RFC 37) as a listening peer speaks it. PURE.
+"""The ZeroMQ message transport protocol (ZMTP 3, RFC 37), on the listening side. PURE.
 
 One `Zmtp` per connection: bytes in, whole messages out, and the bytes that the protocol itself
-answers. It has the NULL mechanism and the part of a ROUTER. Whatever a peer sends is either
-understood or a ProtocolError, and never holds more than one message of bounded size.
+answers. It uses the NULL mechanism and acts as a ROUTER. Input that it does not understand raises
+ProtocolError; the partial message that it holds is of bounded size.
 
 libzmq is not used on this side: its I/O thread reads without a bound per message part, cannot be
 told to end a connection, and aborts the whole process when a peer that it stopped reading from
@@ -20,12 +20,12 @@ _MECHANISM_AT = 12
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")
 MAX_COMMAND_BYTES = 4096
-MAX_PARTS = 16  # frames of one message; the door wants one or two and says so of a few more
-_MAX_CONTEXT_BYTES = 16  # of a PING, which the PONG repeats
+MAX_PARTS = 16  # frames per message; the door answers 3 to 16 with an error, not a disconnect
+_MAX_CONTEXT_BYTES = 16  # of a PING; the PONG echoes it
 
 
 class ProtocolError(Exception):
-    """The peer does not speak the protocol, or exceeds a limit of it; the message says how."""
+    """The peer violates the protocol or a limit; the message says how."""
 
 
 class State(Enum):
@@ -59,7 +59,7 @@ PING = command(b"PING", b"\0\0")  # no time to live: the peer decides for itself
 
 
 class Zmtp:
-    """What one peer has sent and what must be answered; `feed` bytes, then ask `next_message`."""
+    """Parser of one peer's input: `feed` bytes, call `next_message`, and send `outgoing`."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self.state = State.GREETING
@@ -73,12 +73,12 @@ class Zmtp:
 
     @property
     def answers_pings(self) -> bool:
-        """ZMTP 3.0 has no PING."""
+        """Whether the peer answers PING, which ZMTP 3.0 does not have."""
         return self.state is State.READY and self.minor > 0
 
     @property
     def held_bytes(self) -> int:
-        """The size of what came and is not part of a message that was given out."""
+        """Bytes that were fed and are not yet returned in a message."""
         return len(self._input) - self._at + self._parts_bytes
 
     def feed(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class Zmtp:
         return None
 
     def _read_greeting(self) -> bool:
-        """Refuse as early as the bytes tell; True when all of it is there."""
+        """Check the greeting as soon as its bytes come; True when it is complete."""
         start = self._input[: len(GREETING)]
         if not start:
             return False
@@ -165,11 +165,11 @@ class Zmtp:
             if len(rest) < 2:
                 raise ProtocolError("a PING without its time to live")
             self.outgoing += command(b"PONG", rest[2 : 2 + _MAX_CONTEXT_BYTES])
-        # PONG shows life by having come; RFC 37 has peers ignore what they do not know.
+        # PONG needs no action: any byte counts as life. RFC 37: ignore unknown commands.
 
 
 def _split(body: bytes) -> tuple[bytes, bytes]:
-    """The name of a command and what follows it; also a property's name and what follows."""
+    """Split a command or property into its name and the rest; raise ProtocolError without one."""
     end = 1 + body[0] if body else 0
     if not 1 < end <= len(body):
         raise ProtocolError("a command or property without a name")

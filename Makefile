@@ -2,7 +2,7 @@
 # make test      install the test extra and run everything; pytest's own flags go in ARGS="-k radix"
 # make lint      ruff, format check, mypy
 # make modes     the whole-server tests in each mode of the model; CI runs them in float32
-# make attack    what hostile clients, killed processes and bad places do to real servers (15 minutes)
+# make attack    what hostile clients, killed processes and bad places do to real servers (7 minutes)
 # make sim       drive the scheduler through STEPS=1000000 simulated steps; SEED=0 chooses them
 # make mutants   change the scheduler's core a little in many ways: do its tests notice? (20 minutes)
 # make adapters  train the example adapters anew, some ten minutes of one core

@@ -85,9 +85,17 @@ class Waits:
         self._count("nothing scarce")
         if len(waiting) > 256:
             self._count("nothing scarce: a crowd")
-        for req in waiting:
+        lines = self._core._waiting
+        names = [lines._line_name(req) for req in waiting]
+        # An overdue request lets no other one of its line by, also if it became overdue just now.
+        closed = {
+            name
+            for name, req in zip(names, waiting, strict=True)
+            if lines._lines[name].is_overdue(req)
+        }
+        for name, req in zip(names, waiting, strict=True):
             lacks = req.lora_id in self._without_slot
-            assert lacks or leaders.held_from(req) is not None, (
+            assert lacks or name in closed or leaders.held_from(req) is not None, (
                 f"I24: {req.rid} waits, though it lacks nothing"
             )
 
